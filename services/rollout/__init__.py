@@ -1,0 +1,1 @@
+"""Rollout: the engines that sample, and the adapters through which the mesh drives them."""
