@@ -1,0 +1,295 @@
+"""The configuration of a run: one TOML file, decoded strictly, with every key documented here and nowhere else.
+
+Symbols are the paper's: `N` executions a group, `B` groups a training step, `mu` steps a burst, `phi` extra dispatch in
+units of `B`. `load` reads a file and applies `--set a.b=c` overrides; `validate` checks what types cannot say. An unknown
+key is a ConfigError that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from schemas.errors import ConfigError
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: frozen, unknown keys refused. (msgspec does not inherit `kw_only`, so each class says it.)"""
+
+
+class Cells(Section, kw_only=True):
+    count: int = 3
+    """K: elastic cells; `cell-0` is the core."""
+    capacity: int = 16
+    """C_e: executions that one cell serves in the rollout role (equation 1)."""
+    trainable: int = 1
+    """How many cells, from the core on, may take the training role."""
+
+
+class Scheduler(Section, kw_only=True):
+    strategy: Literal["elastic"] = "elastic"
+    """Who trains when; `elastic` is the paper's."""
+    N: int = 16
+    """Executions a group."""
+    B: int = 32
+    """Groups a training step."""
+    mu: int = 3
+    """Training steps a burst; weights are published after the last."""
+    phi: float = 0.5
+    """Extra dispatch in units of B; `phi * B` must be an integer."""
+    rho_min: float = 0.125
+    """Least share of B that must be ready and unclaimed before a cell may join training."""
+    tau_s: float = 60.0
+    """Seconds for which the supply check must hold without a break."""
+
+
+class Policy(Section, kw_only=True):
+    path: str = "policy"
+    """Folder with `config.json`, `model.safetensors` and `tokenizer.json`; relative to the cache folder, or absolute."""
+
+
+class Tasks(Section, kw_only=True):
+    path: str = "tasks"
+    """Folder of task folders in Harbor's format; relative to the cache folder, or absolute."""
+
+
+class Prepare(Section, kw_only=True):
+    makes: str
+    """File or folder under the cache folder that the command makes; when it is there already the command is not run."""
+    command: list[str]
+    """`{python}`, `{out}` and `{here}` (folder of the configuration file) are filled in."""
+
+
+class Harness(Section, kw_only=True):
+    command: list[str]
+    """Program of the harness; `{python}`, `{here}`, `{instruction}` (a file) and `{report}` (a file) are filled in."""
+    env: dict[str, str] = {}
+    """Added to the small clean environment of the harness."""
+    model: str = "policy"
+    """Model name that the harness is told."""
+    timeout_s: float = 600.0
+    """Harness time-out: the execution is stopped and what it left is scored."""
+    overall_timeout_s: float = 900.0
+    """Budget of the whole execution, evaluation included."""
+
+
+class Proxy(Section, kw_only=True):
+    port: int = 0
+    """0 takes a free port."""
+    temperature: float = 1.0
+    """Sampling temperature of every call; what the harness asks for is recorded and overridden."""
+    max_new_tokens: int = 4096
+    """Upper bound on the answer's length; a harness may ask for less."""
+    ping_s: float = 10.0
+    """Seconds between keep-alive pings while an answer is being made; at most 15."""
+    grace_s: float = 30.0
+    """Seconds for which generation goes on after its client left."""
+
+
+class Rollout(Section, kw_only=True):
+    adapter: Literal["reference"] = "reference"
+    """Which engine serves a cell in the rollout role."""
+    dtype: Literal["float32", "float64"] = "float32"
+    context_length: int = 32768
+    """Most tokens of prompt and answer together."""
+    kv_tokens: int = 65536
+    """Size of the KV cache in tokens."""
+    threads: int = 1
+    transport: Literal["auto", "mooncake", "shared-memory"] = "auto"
+    """How weights travel; `auto` prefers the Mooncake Transfer Engine and says which it took."""
+
+
+class Evaluator(Section, kw_only=True):
+    workers: int = 2
+    """Evaluations that one evaluator runs at a time."""
+    timeout_s: float = 120.0
+    """Bound of one evaluation; past it the evaluation failed and may be retried."""
+
+
+class Trajectories(Section, kw_only=True):
+    J_max: int = 5
+    """Most trajectories that one execution may contribute (section 'Trajectory sampling')."""
+    database: str = ""
+    """SQLAlchemy URL; empty means SQLite in the run's folder."""
+    advantage: Literal["mean_std", "mean"] = "mean_std"
+    """Group-relative advantage: (r - mean) / (std + 1e-4), or r - mean."""
+
+
+class Packer(Section, kw_only=True):
+    T: int = 16384
+    """Most tokens of a micro-step; an execution that is longer alone gets a micro-step of its own."""
+    reorder_groups: int = 2
+    """Groups that may be open for packing at a time."""
+    ahead: int = 2
+    """Micro-steps kept enqueued and unclaimed; the packer pulls the next group when fewer are."""
+
+
+class Trainer(Section, kw_only=True):
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    ratio_cap: float = 5.0
+    """Cap of the token importance ratio, without gradient."""
+    clip_low: float = 0.995
+    clip_high: float = 1.005
+    """Interval of the execution-level sequence ratio s_i (equation 5)."""
+    loss_cap: float = 100.0
+    threads: int = 1
+    keep_checkpoints: int = 2
+    port: int = 0
+    """Rendezvous of the cell's torch world; 0 takes a free port."""
+
+
+class Bus(Section, kw_only=True):
+    url: str = ""
+    """A running NATS server; empty starts one in the state folder."""
+    port: int = 0
+    """Port of the server that we start; 0 takes a free port."""
+
+
+class Config(Section, kw_only=True):
+    name: str
+    seed: int = 0
+    steps: int = 20
+    """Training steps; a multiple of `mu`."""
+    cells: Cells = Cells()
+    scheduler: Scheduler = Scheduler()
+    policy: Policy = Policy()
+    tasks: Tasks = Tasks()
+    prepare: list[Prepare] = []
+    harness: Harness
+    proxy: Proxy = Proxy()
+    rollout: Rollout = Rollout()
+    evaluator: Evaluator = Evaluator()
+    trajectories: Trajectories = Trajectories()
+    packer: Packer = Packer()
+    trainer: Trainer = Trainer()
+    bus: Bus = Bus()
+
+
+def load(path: Path, overrides: list[str] | None = None) -> Config:
+    """Decode `path`, apply overrides of the form `a.b=value` (value in TOML, else a string), validate.
+
+    Raises ConfigError with the file, the key and the remedy.
+    """
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML configuration") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="correct the line named") from None
+    for override in overrides or []:
+        _apply(tree, override)
+    return from_tree(tree, where=str(path))
+
+
+def from_tree(tree: dict[str, Any], *, where: str) -> Config:
+    _refuse_unknown(tree, Config, where, "")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), where=where, remedy="correct the value; schemas/config.py documents every key") from None
+    validate(config, where=where)
+    return config
+
+
+def validate(config: Config, *, where: str) -> None:
+    """Checks over several keys; raises ConfigError naming the keys and the values."""
+    s, cells = config.scheduler, config.cells
+
+    def refuse(what: str, remedy: str) -> None:
+        raise ConfigError(what, where=where, remedy=remedy)
+
+    for key, value in (
+        ("steps", config.steps),
+        ("scheduler.B", s.B),
+        ("scheduler.mu", s.mu),
+        ("cells.count", cells.count),
+        ("cells.capacity", cells.capacity),
+        ("trajectories.J_max", config.trajectories.J_max),
+        ("packer.T", config.packer.T),
+        ("packer.ahead", config.packer.ahead),
+        ("packer.reorder_groups", config.packer.reorder_groups),
+        ("evaluator.workers", config.evaluator.workers),
+    ):
+        if value < 1:
+            refuse(f"{key} = {value}, but it must be at least 1", f"set {key} to 1 or more")
+    if s.N < 2:
+        refuse(f"scheduler.N = {s.N}, but a group-relative advantage needs at least 2", "set scheduler.N to 2 or more")
+    if s.phi < 0 or abs(s.phi * s.B - round(s.phi * s.B)) > 1e-9:
+        refuse(
+            f"scheduler.phi * scheduler.B = {s.phi} * {s.B} is not a whole number of groups",
+            "choose phi so that phi * B is an integer",
+        )
+    if config.steps % s.mu:
+        refuse(f"steps = {config.steps} is not a multiple of scheduler.mu = {s.mu}", "train whole bursts")
+    if not 0 < s.rho_min <= 1:
+        refuse(f"scheduler.rho_min = {s.rho_min} is not in (0, 1]", "it is a share of B")
+    if s.tau_s < 0:
+        refuse(f"scheduler.tau_s = {s.tau_s} is negative", "set scheduler.tau_s to 0 or more")
+    if cells.count < 2:
+        refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more")
+    if not 1 <= cells.trainable <= cells.count:
+        refuse(f"cells.trainable = {cells.trainable} is not in 1..{cells.count}", "at least the core trains")
+    if config.proxy.temperature <= 0:
+        refuse(f"proxy.temperature = {config.proxy.temperature}", "behaviour probabilities need a temperature above 0")
+    if not 0 < config.proxy.ping_s <= 15:
+        refuse(f"proxy.ping_s = {config.proxy.ping_s}", "harnesses give up on silence: choose at most 15")
+    if not config.harness.command:
+        refuse("harness.command is empty", "name the program of the harness")
+    if config.harness.overall_timeout_s < config.harness.timeout_s:
+        refuse("harness.overall_timeout_s is below harness.timeout_s", "the overall budget includes the harness's")
+    if not config.trainer.clip_low <= 1 <= config.trainer.clip_high:
+        refuse("trainer.clip_low <= 1 <= trainer.clip_high does not hold", "the interval is around a ratio of 1")
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r} has no '='", remedy="write --set section.key=value")
+    try:
+        value: Any = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    for part in path:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {key}: {part!r} is a value, not a section", remedy="check the key's path")
+    tree[last] = value
+
+
+def _refuse_unknown(tree: dict[str, Any], kind: type, where: str, prefix: str) -> None:
+    hints = typing.get_type_hints(kind)
+    for key, value in tree.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
+            remedy = f"did you mean {prefix + near[0] if near[0] in hints else near[0]!r}?" if near else f"known here: {', '.join(hints)}"
+            raise ConfigError(f"unknown key {prefix + key!r}", where=where, remedy=remedy)
+        for inner in _structs(hints[key]):
+            rows = value if isinstance(value, list) else [value]
+            for row in rows:
+                if isinstance(row, dict):
+                    _refuse_unknown(row, inner, where, f"{prefix}{key}.")
+
+
+def _structs(hint: Any) -> list[type]:
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and issubclass(hint, Section):
+        return [hint]
+    return [inner for arg in typing.get_args(hint) for inner in _structs(arg)]
+
+
+def _elsewhere(key: str) -> list[str]:
+    """A key that is known in another section, written with its section."""
+    for section, hint in typing.get_type_hints(Config).items():
+        for inner in _structs(hint):
+            if key in typing.get_type_hints(inner):
+                return [f"{section}.{key}"]
+    return []

@@ -1,0 +1,369 @@
+"""Data of every kind of event. The table that names owners and natures is in `schemas.kinds`.
+
+No event holds text from policy, task, tests or judge, and no secret: a log can be shared.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from schemas.config import Config
+from schemas.units import (
+    CellRole,
+    Check,
+    Counters,
+    FinishReason,
+    GapStats,
+    Outcome,
+    Phase,
+    Reward,
+    RowPlan,
+    RowRef,
+    TaskRef,
+    Value,
+)
+
+# run
+
+
+class RunStarted(Value, kw_only=True):
+    seed: int
+    config: Config
+    tasks: list[TaskRef]
+    """In the order of their names; which task a group gets is drawn from the seed."""
+    code: str
+    """Identity of the code: package version and, where known, the commit."""
+    flags: list[str] = []
+    """Decision flags: a later version of a decider takes the old path for a log without its flag."""
+
+
+class RunFinished(Value, kw_only=True):
+    steps: int
+    reason: Literal["steps_done", "stopped"]
+
+
+# group
+
+
+class GroupDispatched(Value, kw_only=True):
+    task: str
+    task_digest: str
+    reason: Literal["initial", "boundary", "refill"]
+    burst: str
+    version: int
+    """v_d: the version published last when the group was dispatched."""
+    executions: list[str]
+
+
+class GroupReady(Value, kw_only=True):
+    rewards: list[Reward]
+    mean: float
+    std: float
+
+
+class GroupMaterialized(Value, kw_only=True):
+    rows: list[RowPlan]
+
+
+class GroupClaimed(Value, kw_only=True):
+    batch: str
+
+
+class GroupConsumed(Value, kw_only=True):
+    batch: str
+    version_dispatched: int
+    version_trained: int
+    staleness: int
+
+
+class GroupDiscarded(Value, kw_only=True):
+    reason: str
+    valid: int
+    """Rewards that would have been in the baseline; fewer than two cannot be compared."""
+
+
+# execution
+
+
+class ExecutionDispatched(Value, kw_only=True):
+    group: str
+    member: int
+    task: str
+
+
+class ExecutionPlaced(Value, kw_only=True):
+    cell: str
+    epoch: int
+    attempt: int
+    reason: list[Check] = []
+
+
+class ExecutionStarted(Value, kw_only=True):
+    attempt: int
+
+
+class ExecutionFinished(Value, kw_only=True):
+    attempt: int
+    reason: FinishReason
+    exit_code: int | None
+    seconds: float
+    workspace: str
+    """Blob of the preserved workspace; empty when nothing is left to evaluate."""
+    workspace_digest: str
+    counters: Counters = Counters()
+    detail: str = ""
+    """Why it failed, in our own words, never the harness's output."""
+
+
+class ExecutionSealed(Value, kw_only=True):
+    attempt: int
+    records: int
+    """Entries of this attempt in RECORDS."""
+    last_record: int
+    """Stream sequence of the last of them in RECORDS; 0 when there is none."""
+    digest: str
+    """blake2b over the entries' bytes in order."""
+
+
+class ExecutionTreeFrozen(Value, kw_only=True):
+    attempt: int
+    blob: str
+    digest: str
+    parents: list[int]
+    tokens: list[int]
+    """Tokens that each node adds: new input and output."""
+    trainable: list[int]
+    """Tokens of each node that may become targets."""
+    leaves: list[int]
+    """Indices of the leaf nodes."""
+    classes: list[int]
+    """Class of each leaf in the order of equation (4): 0 main, 1 main-summary, 2 sub-agent, 3 sub-agent-summary."""
+
+
+class ExecutionSettled(Value, kw_only=True):
+    attempt: int
+    outcome: Outcome
+    reward: float
+    evaluation: str = ""
+    reason: str = ""
+
+
+# route
+
+
+class RouteMoved(Value, kw_only=True):
+    """New calls of an execution go to another engine. `entity` is the execution."""
+
+    source: str
+    target: str
+    epoch: int
+    """Epoch of the target."""
+    kv: Literal["moved", "recomputed"]
+
+
+# evaluation
+
+
+class EvaluationRequested(Value, kw_only=True):
+    execution: str
+    attempt: int
+    task: str
+    task_digest: str
+    workspace: str
+    workspace_digest: str
+    branch: int = -1
+    """Leaf that the artifact belongs to; -1 is the execution as a whole."""
+    tries: int = 1
+
+
+class EvaluationClaimed(Value, kw_only=True):
+    evaluator: str
+
+
+class EvaluationScored(Value, kw_only=True):
+    execution: str
+    attempt: int
+    score: float
+    """In [0, 1] as the task's tests wrote it."""
+    valid: bool
+    workspace_digest: str
+    branch: int
+    reference: str
+    """What was evaluated: the blob of the workspace."""
+    seconds: float
+
+
+class EvaluationFailed(Value, kw_only=True):
+    execution: str
+    attempt: int
+    reason: str
+    tries: int
+
+
+# cell
+
+
+class CellJoined(Value, kw_only=True):
+    index: int
+    capacity: int
+    url: str
+    """Adapter that the proxy calls."""
+    engine: str
+    version: int
+    capabilities: list[str]
+
+
+class CellRoleTransition(Value, kw_only=True):
+    phase: Phase
+    source: CellRole
+    target: CellRole
+    epoch: int
+    reason: list[Check] = []
+    seconds: float = 0.0
+    """Since the phase before, as the one who says it measured; 0 in decisions."""
+    version: int = -1
+    """Policy version that the engine holds, where the phase sets one."""
+
+
+class CellLost(Value, kw_only=True):
+    reason: str
+
+
+# batch
+
+
+class BatchOpened(Value, kw_only=True):
+    step: int
+    """Training step that the batch feeds, from 1."""
+    version: int
+    """v_t: training version immediately before the step."""
+    burst: str
+    final: bool
+    """The burst's last step: weights are published after it."""
+    groups: int
+    members: list[str]
+
+
+class BatchStreamClosed(Value, kw_only=True):
+    micro_steps: int
+    groups: list[str]
+
+
+class BatchStepped(Value, kw_only=True):
+    step: int
+    version: int
+    """Version after the step."""
+    members: list[str]
+    loss: float
+    grad_norm: float
+    lr: float
+    micro_steps: int
+    tokens: int
+    targets: int
+    executions: int
+    masked: int
+    """Executions whose clip mask m_i was zero."""
+    reward: float
+    """Mean reward of the batch's executions in a baseline."""
+    gap: GapStats
+    seconds: float
+
+
+class BatchFailed(Value, kw_only=True):
+    reason: str
+
+
+# micro-step
+
+
+class MicroStepEnqueued(Value, kw_only=True):
+    batch: str
+    index: int
+    blob: str
+    tokens: int
+    rows: list[RowRef]
+
+
+class MicroStepClaimed(Value, kw_only=True):
+    batch: str
+    cell: str
+    epoch: int
+
+
+class MicroStepDone(Value, kw_only=True):
+    batch: str
+    cell: str
+    loss: float
+    tokens: int
+    targets: int
+    executions: int
+    masked: int
+    gap: GapStats
+    seconds: float
+
+
+class MicroStepReleased(Value, kw_only=True):
+    batch: str
+    reason: str
+
+
+# weights
+
+
+class WeightsExposed(Value, kw_only=True):
+    version: int
+    purpose: Literal["join", "publish"]
+    address: dict[str, Any]
+    """A `services.mesh.weights` address."""
+    bytes: int
+
+
+class WeightsPublished(Value, kw_only=True):
+    version: int
+    bytes: int
+    seconds: float
+    transport: str
+
+
+# burst, timer, checkpoint, service
+
+
+class BurstOpened(Value, kw_only=True):
+    index: int
+    """From 1."""
+    steps: int
+    first_step: int
+    version: int
+
+
+class BurstEnded(Value, kw_only=True):
+    version: int
+    core_stays: bool
+    reason: list[Check]
+
+
+class TimerSet(Value, kw_only=True):
+    purpose: str
+    due_us: int
+
+
+class TimerFired(Value, kw_only=True):
+    purpose: str
+
+
+class CheckpointSaved(Value, kw_only=True):
+    version: int
+    path: str
+    """Relative to the run's folder."""
+    digest: str
+    log_sequence: int
+
+
+class ServiceJoined(Value, kw_only=True):
+    url: str
+    """Where the service answers HTTP: health, readiness, metrics and what else it serves."""
+    pid: int
+
+
+class ServiceLeft(Value, kw_only=True):
+    reason: str

@@ -1,0 +1,63 @@
+"""Ids are short, ordered and human. One function makes each kind of id; nobody else formats one.
+
+| id | example | orders by |
+| --- | --- | --- |
+| run | `r-20260102-0304-5f3a` | start time |
+| group | `g-000012` | dispatch |
+| execution | `e-000012.03` | group, then member |
+| call | `c-000012.03-0-0007` | execution, attempt, call |
+| cell | `cell-0` (the core) | index |
+| batch | `b-000007` | training step that it feeds |
+| micro-step | `m-000007.013` | batch, then enqueueing |
+| burst | `u-000003` | opening |
+| timer | `t-supply-000004` | purpose, then arming |
+"""
+
+from __future__ import annotations
+
+
+def group_id(index: int) -> str:
+    return f"g-{index:06d}"
+
+
+def execution_id(group_index: int, member: int) -> str:
+    return f"e-{group_index:06d}.{member:02d}"
+
+
+def call_id(execution: str, attempt: int, index: int) -> str:
+    """`index` counts the calls of one attempt from 0."""
+    return f"c-{execution[2:]}-{attempt}-{index:04d}"
+
+
+def cell_id(index: int) -> str:
+    return f"cell-{index}"
+
+
+def cell_index(cell: str) -> int:
+    return int(cell.rpartition("-")[2])
+
+
+def batch_id(index: int) -> str:
+    return f"b-{index:06d}"
+
+
+def micro_step_id(batch: str, index: int) -> str:
+    return f"m-{batch[2:]}.{index:03d}"
+
+
+def burst_id(index: int) -> str:
+    return f"u-{index:06d}"
+
+
+def timer_id(purpose: str, index: int) -> str:
+    return f"t-{purpose}-{index:06d}"
+
+
+def group_of(execution: str) -> str:
+    """The group that an execution belongs to."""
+    return f"g-{execution[2:].partition('.')[0]}"
+
+
+def decision_id(run: str, decider: str, cause: int, index: int) -> str:
+    """Id of decision number `index` that `decider` took on the event at stream sequence `cause`."""
+    return f"{run}.{decider}.{cause}.{index}"

@@ -1,0 +1,82 @@
+"""Health, readiness and metrics of a service, on one small HTTP server that the service may add routes to.
+
+`/healthz` answers while the process lives, `/readyz` when it has caught up (503 with the reason before), `/metrics` in
+Prometheus text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from schemas.errors import EnvironmentMissing
+
+
+class Health:
+    """`ready` is asked at every probe: an empty string means ready, else it is the reason why not."""
+
+    def __init__(self, *, service: str, instance: str) -> None:
+        self.app = web.Application(client_max_size=64 << 20)
+        self.ready: Callable[[], str] = lambda: "starting"
+        self.registry = CollectorRegistry()
+        self.events = Counter("gyre_events", "Events read from LOG", registry=self.registry)
+        self.read_to = Gauge("gyre_log_sequence", "Last LOG sequence read", registry=self.registry)
+        self._labels = {"service": service, "instance": instance}
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        self.app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """A metric that is read when it is scraped."""
+        self.registry.register(_Read(name, help, read))
+
+    async def start(self, *, port: int = 0) -> str:
+        """Serve on 127.0.0.1; returns the URL. A port in use is EnvironmentMissing with the port named."""
+        self._runner = web.AppRunner(self.app, handle_signals=False, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise EnvironmentMissing(
+                f"cannot listen on 127.0.0.1:{port}: {error.strerror}",
+                where=self._labels["instance"],
+                remedy="stop the program that holds the port, or configure another (0 takes a free one)",
+            ) from None
+        bound = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]  # aiohttp has no public way
+        self.url = f"http://127.0.0.1:{bound}"
+        return self.url
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive", **self._labels})
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        reason = self.ready()
+        body = {"status": reason or "ready", **self._labels}
+        return web.json_response(body, status=503 if reason else 200)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self.registry), content_type="text/plain")
+
+
+class _Read:
+    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
+        self._name, self._help, self._read = name, help, read
+
+    def collect(self) -> Any:
+        yield GaugeMetricFamily(self._name, self._help, value=self._read())

@@ -1,0 +1,89 @@
+"""How a service says something: one publisher a process, with its fence.
+
+Decisions and facts of a deciding service leave through one lock with an expected last sequence over everything that the
+service says, so a second instance started by mistake loses and stops (Fenced). Other services publish without a fence;
+their write-once facts expect that nothing was said before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas import streams
+from schemas.errors import Conflict, Fenced
+from schemas.kinds import KINDS
+from schemas.units import Value
+from services.mesh import codec
+from services.mesh.bus import Bus
+from services.mesh.clock import Clock
+
+
+class Publisher:
+    def __init__(self, *, bus: Bus, clock: Clock, run: str, owner: str, instance: str) -> None:
+        self._bus, self._clock = bus, clock
+        self.run, self.owner, self.instance = run, owner, instance
+        self._lock = asyncio.Lock()
+        self._fence: int | None = None
+
+    async def take_fence(self) -> int:
+        """From now on only this publisher may speak for the service. Returns the sequence of its last event, or 0."""
+        last = await self._bus.last_for(streams.log_stream(self.run), streams.owner_filter(self.run, self.owner))
+        self._fence = last.seq if last else 0
+        return self._fence
+
+    async def say(
+        self,
+        kind: str,
+        entity: str,
+        data: Value,
+        *,
+        id: str,
+        causation: int = 0,
+        claim: tuple[str, int] | None = None,
+    ) -> int:
+        """Publish one event; returns its sequence. Saying the same id again changes nothing.
+
+        `claim` is (subject filter, expected last sequence): Conflict when somebody else answered first. A write-once
+        fact that was said with another id before is a Conflict too.
+        """
+        payload = codec.encode(
+            id=id,
+            run=self.run,
+            kind=kind,
+            entity=entity,
+            owner=self.owner,
+            instance=self.instance,
+            causation=causation,
+            data=data,
+        )
+        subject = streams.subject(self.run, self.owner, kind, entity)
+        ce = codec.headers(
+            id=id, run=self.run, kind=kind, entity=entity, owner=self.owner, time_us=self._clock.now_us()
+        )
+        expect_filter, expect = claim if claim else (None, None)
+        if claim is None and self._fence is None and KINDS[kind].once:
+            expect_filter, expect = subject, 0
+        async with self._lock:
+            if claim is None and self._fence is not None:
+                expect_filter, expect = streams.owner_filter(self.run, self.owner), self._fence
+            try:
+                seq = await self._bus.publish(
+                    streams.log_stream(self.run),
+                    subject,
+                    payload,
+                    msg_id=id,
+                    headers=ce,
+                    expect_last_subject=expect,
+                    expect_filter=expect_filter,
+                )
+            except Conflict:
+                if self._fence is None or claim is not None:
+                    raise
+                raise Fenced(
+                    f"another {self.owner} publishes in run {self.run}",
+                    where=id,
+                    remedy=f"run one {self.owner} only; this one stops",
+                ) from None
+            if self._fence is not None:
+                self._fence = max(self._fence, seq)
+        return seq

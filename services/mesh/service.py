@@ -1,0 +1,206 @@
+"""What every service stands on: its identity, the bus, the clock, what it was configured with, and how it says things.
+
+A service package has `service.py` with `async def serve(context: Context) -> None`, which runs until it is cancelled.
+`run_service` makes the context, announces the service, serves, and leaves cleanly on SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from schemas import streams
+from schemas.config import Config
+from schemas.envelope import Event
+from schemas.errors import BusError, GyreError
+from schemas.events import RunStarted, ServiceJoined, ServiceLeft
+from schemas.units import Value
+from services.mesh.bus import Bus
+from services.mesh.clock import Clock, SystemClock
+from services.mesh.codec import decode
+from services.mesh.health import Health
+from services.mesh.publisher import Publisher
+
+Serve = Callable[["Context"], Awaitable[None]]
+
+
+class Context:
+    """One service in one run. Everything it touches comes from here, so a test can hand it a memory bus."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        started: RunStarted,
+        run: str,
+        service: str,
+        instance: str,
+        folder: Path,
+        cache: Path,
+        here: Path,
+        secret: bytes,
+        cell: str = "",
+    ) -> None:
+        self.bus, self.clock, self.started = bus, clock, started
+        self.config: Config = started.config
+        self.run, self.service, self.instance, self.cell = run, service, instance, cell
+        self.folder = folder
+        """The run's own folder: logs, checkpoints, workspaces, database."""
+        self.cache = cache
+        """What runs share: the starting policy, generated tasks."""
+        self.here = here
+        """Folder of the configuration file."""
+        self.secret = secret
+        """Key of the executions' bearer tokens; never in an event."""
+        self.publisher = Publisher(bus=bus, clock=clock, run=run, owner=service, instance=instance)
+        self.health = Health(service=service, instance=instance)
+        self.log = structlog.get_logger(service=service, instance=instance)
+
+    async def say(
+        self,
+        kind: str,
+        entity: str,
+        data: Value,
+        *,
+        id: str,
+        causation: int = 0,
+        claim: tuple[str, int] | None = None,
+    ) -> int:
+        """Publish one fact (see Publisher.say)."""
+        return await self.publisher.say(kind, entity, data, id=id, causation=causation, claim=claim)
+
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """LOG from `after` on, without end, decoded, in order, without gaps."""
+        async for stored in self.bus.read(streams.log_stream(self.run), after):
+            self.health.events.inc()
+            self.health.read_to.set(stored.seq)
+            yield decode(stored)
+
+    async def history(self) -> tuple[list[Event], int]:
+        """Everything in LOG now, and the sequence to go on after: how a worker finds what it left undone."""
+        end = await self.bus.last_seq(streams.log_stream(self.run))
+        past = self.bus.read_range(streams.log_stream(self.run), 0, end)
+        return [decode(stored) async for stored in past], end
+
+    def path(self, name: str) -> Path:
+        """A configured path: absolute, or relative to the cache."""
+        path = Path(name)
+        return path if path.is_absolute() else self.cache / path
+
+
+async def read_started(bus: Bus, run: str) -> RunStarted:
+    """The event that began the run. Raises BusError when there is none."""
+    found = await bus.last_for(streams.log_stream(run), streams.subject(run, "operator", "run.started", run))
+    if found is None:
+        raise BusError(f"run {run} was never started", remedy="start it with `gyre run FILE`")
+    data = decode(found).data
+    assert isinstance(data, RunStarted)
+    return data
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """One JSON line an event to standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    # Libraries that log by themselves write to the same place.
+    logging.basicConfig(level="WARNING", stream=sys.stderr)
+
+
+async def run_service(serve: Serve, context: Context) -> int:
+    """Serve until told to stop. Returns the process's exit code; an error is one logged line with its remedy."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    work = asyncio.ensure_future(serve(context))
+    stopping = asyncio.create_task(stop.wait())
+    code = 0
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    except GyreError as error:
+        context.log.error("failed", what=str(error))
+        code = error.exit_code
+    except Exception:
+        context.log.exception("crashed")
+        code = 1
+    finally:
+        stopping.cancel()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await work
+        if code == 0:
+            with contextlib.suppress(BusError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await context.say(
+                        "service.left",
+                        context.instance,
+                        ServiceLeft(reason="stopped"),
+                        id=f"{context.run}.{context.instance}.left.{os.getpid()}",
+                    )
+        await context.health.stop()
+        await context.bus.close()
+    return code
+
+
+async def announce(context: Context, *, port: int = 0) -> str:
+    """Start the service's HTTP server and say that it joined. Called by `serve` once its routes are added."""
+    url = await context.health.start(port=port)
+    await context.say(
+        "service.joined",
+        context.instance,
+        ServiceJoined(url=url, pid=os.getpid()),
+        id=f"{context.run}.{context.instance}.joined.{os.getpid()}.{context.clock.now_us()}",
+    )
+    return url
+
+
+async def open_context(
+    *,
+    url: str,
+    run: str,
+    service: str,
+    folder: Path,
+    cache: Path,
+    here: Path,
+    cell: str = "",
+) -> Context:
+    """A context on a real bus, for the process of a service."""
+    from services.mesh.nats_bus import connect
+
+    instance = f"{service}-{cell}" if cell else service
+    bus = await connect(url, run, name=f"gyre/{run}/{instance}")
+    started = await read_started(bus, run)
+    secret = (folder / "secret").read_bytes()
+    return Context(
+        bus=bus,
+        clock=SystemClock(),
+        started=started,
+        run=run,
+        service=service,
+        instance=instance,
+        folder=folder,
+        cache=cache,
+        here=here,
+        secret=secret,
+        cell=cell,
+    )
