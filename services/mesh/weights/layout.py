@@ -1,11 +1,11 @@
 """The shape of a Qwen3 policy and the order of its parameters in the flat weight buffer.
 
-Weights travel from trainer to engines as one contiguous buffer of float32. Both sides derive its layout from the same config
-and so never exchange one. Invariants:
+Weights travel from trainer to engines as one contiguous buffer of float32. Both sides derive its layout from the same
+config and so never exchange one. Invariants:
 
-- order: `model.embed_tokens`, then for each layer q, k, v, o projections, q and k norms, gate, up, down projections, input and
-  post-attention norms; then `model.norm`; then `lm_head` only if it is not tied to the embedding;
-- each parameter is stored row-major, `[out, in]` as in Hugging Face checkpoints, without gaps: offset n+1 = offset n + size n;
+- order: `model.embed_tokens`, then for each layer q, k, v, o projections, q and k norms, gate, up, down projections,
+  input and post-attention norms; then `model.norm`; then `lm_head` only if it is not tied to the embedding;
+- each parameter is stored row-major, `[out, in]` as in Hugging Face checkpoints, without gaps;
 - offsets and sizes count float32 elements, not bytes.
 
 Pure: no torch, no I/O but the reading of `config.json`.
@@ -109,8 +109,8 @@ def fingerprint(config: Qwen3Config) -> str:
 def read_config(folder: str | Path) -> Qwen3Config:
     """The config of a Hugging Face style checkpoint folder.
 
-    Raises ConfigError where the file is absent or undecodable, or asks for something that this architecture does not have
-    (attention bias, rope scaling, sliding windows): running such a model without it would give wrong logits silently.
+    Raises ConfigError where the file is absent or undecodable, or asks for something that this architecture does not
+    have (attention bias, rope scaling, sliding windows): running such a model without it would be silently wrong.
     """
     path = Path(folder) / "config.json"
     try:
@@ -136,7 +136,7 @@ def read_config(folder: str | Path) -> Qwen3Config:
         raise ConfigError(str(error), where=str(path), remedy="write the checkpoint again") from error
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
-            f"{config.num_attention_heads} attention heads are no multiple of {config.num_key_value_heads} key-value heads",
+            f"{config.num_attention_heads} query heads are no multiple of {config.num_key_value_heads} key-value heads",
             where=str(path),
             remedy="correct num_key_value_heads",
         )

@@ -126,8 +126,8 @@ class Body(nn.Module):
 class Qwen3(nn.Module):
     """`forward(ids [B, S]) -> logits [B, S, V]`, causal, differentiable.
 
-    Rows of different lengths are padded on the right with any valid id: attention is causal, so padding reaches no earlier
-    position, and the caller leaves its logits out.
+    Rows of different lengths are padded on the right with any valid id: attention is causal, so padding reaches no
+    earlier position, and the caller leaves its logits out.
     """
 
     def __init__(self, config: Qwen3Config) -> None:
@@ -158,7 +158,7 @@ class Qwen3(nn.Module):
 
 
 def initialise(config: Qwen3Config, *, seed: int, std: float = 0.02, dtype: torch.dtype = torch.float32) -> Qwen3:
-    """A fresh model: matrices normal with `std`, norms one. The same seed gives the same weights, whatever torch's global state."""
+    """A fresh model: matrices normal with `std`, norms one; the same for a seed whatever torch's global state."""
     model = Qwen3(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
