@@ -23,7 +23,7 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """One answered model call, stored before the harness sees the answer."""
 
     call: str
@@ -59,7 +59,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """False while no client has taken the answer: such a call is no candidate for training."""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery"):
     """An answer that had been stored as undelivered was taken after all."""
 
     call: str
