@@ -1,0 +1,164 @@
+"""Streams in memory that answer as JetStream with one replica does, on a clock of choice.
+
+Order of the checks of a publish: stream, size, expected last sequence, then duplicates; a refused or duplicate publish
+takes no sequence. Stored times never decrease. Finding the last message under a filter costs the depth of the subject
+and the fan-out of its `*`, not the length of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.errors import BusError
+from services.mesh import bus as face
+from services.mesh.bus import Stored, subject_matches
+from services.mesh.clock import MICROSECONDS, Clock
+from services.mesh.publishing import WrongSequence
+
+MAX_PAYLOAD = 1024 * 1024
+"""Bytes of headers and data, nats-server's default."""
+
+
+class SubjectTree:
+    """Last sequence of each subject, by token; a node also knows the highest sequence below it."""
+
+    __slots__ = ("below", "children", "here")
+
+    def __init__(self) -> None:
+        self.children: dict[str, SubjectTree] = {}
+        self.here = 0
+        self.below = 0
+
+    def add(self, subject: str, seq: int) -> None:
+        node = self
+        for token in subject.split("."):
+            node.below = seq
+            node = node.children.setdefault(token, SubjectTree())
+        node.here = seq
+
+    def last(self, tokens: list[str]) -> int:
+        """Highest sequence under a filter given as its tokens, 0 when there is none."""
+        if not tokens:
+            return self.here
+        token, rest = tokens[0], tokens[1:]
+        if token == ">":
+            return self.below
+        if token == "*":
+            return max((child.last(rest) for child in self.children.values()), default=0)
+        child = self.children.get(token)
+        return child.last(rest) if child is not None else 0
+
+
+class MemoryStream:
+    """One stream. `messages[i]` has the sequence i + 1; None where a test erased it."""
+
+    def __init__(self, name: str, subjects: list[str], clock: Clock) -> None:
+        self.name, self.subjects = name, subjects
+        self.messages: list[Stored | None] = []
+        self.readers: set[asyncio.Event] = set()
+        self._clock = clock
+        self._tree = SubjectTree()
+        self._ids: dict[str, tuple[int, int]] = {}
+        self._last_time = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryStream {self.name} [{len(self.messages)} messages, {len(self.readers)} waiting]>"
+
+    def store(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+        """The sequence of the message, the old one of a duplicate. Raises WrongSequence or BusError."""
+        size = len(data) + sum(len(name) + len(value) + 4 for name, value in headers.items())
+        if size > MAX_PAYLOAD:
+            raise BusError(
+                f"a message of {len(data)} bytes is larger than the server takes ({MAX_PAYLOAD})",
+                where=subject,
+                remedy="put the content into BLOBS and publish its name and digest",
+            )
+        if face.EXPECTED_LAST in headers:
+            last = self.last_under(headers.get(face.EXPECTED_LAST_FILTER, subject))
+            if last != int(headers[face.EXPECTED_LAST]):
+                raise WrongSequence(f"wrong last sequence: {last}")
+        now = self._last_time = max(self._last_time, self._clock.now_us())
+        self._forget_ids(now)
+        known = self._ids.get(headers[face.MSG_ID])
+        if known is not None:
+            return known[0]
+        seq = len(self.messages) + 1
+        self.messages.append(Stored(seq=seq, subject=subject, time_us=now, headers=headers, data=data))
+        self._tree.add(subject, seq)
+        self._ids[headers[face.MSG_ID]] = (seq, now)
+        self.wake_readers()
+        return seq
+
+    def at(self, seq: int) -> Stored | None:
+        return self.messages[seq - 1] if 0 < seq <= len(self.messages) else None
+
+    def last_under(self, subject_filter: str) -> int:
+        return self._tree.last(subject_filter.split("."))
+
+    def next_under(self, subject_filter: str, after: int) -> Stored | None:
+        if self.last_under(subject_filter) <= after:
+            return None
+        for stored in self.messages[after:]:
+            if stored is not None and subject_matches(subject_filter, stored.subject):
+                return stored
+        return None
+
+    def wake_readers(self) -> None:
+        for waker in self.readers:
+            waker.set()
+
+    def erase(self, seq: int) -> None:
+        """Fault: makes a hole in the log."""
+        self.messages[seq - 1] = None
+
+    def truncate(self, end: int) -> None:
+        """Fault: a power failure that takes every message after `end` with it."""
+        del self.messages[end:]
+        self._ids = {msg_id: known for msg_id, known in self._ids.items() if known[0] <= end}
+        self._tree = SubjectTree()
+        for stored in self.messages:
+            if stored is not None:
+                self._tree.add(stored.subject, stored.seq)
+        self.wake_readers()
+
+    def _forget_ids(self, now: int) -> None:
+        oldest = now - int(face.DUPLICATE_WINDOW_S * MICROSECONDS)
+        # Insertion order is order of time.
+        while self._ids:
+            msg_id, (_, time_us) = next(iter(self._ids.items()))
+            if time_us > oldest:
+                return
+            del self._ids[msg_id]
+
+
+class MemoryBroker:
+    """What the buses of one process share: streams by name, and blobs as (SHA-256 in hex, content) by bucket and name."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.streams: dict[str, MemoryStream] = {}
+        self.blobs: dict[str, dict[str, tuple[str, bytes]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryBroker {list(self.streams.values())}>"
+
+    def ensure_stream(self, name: str, subjects: list[str]) -> None:
+        known = self.streams.setdefault(name, MemoryStream(name, subjects, self.clock))
+        if known.subjects != subjects:
+            raise BusError(
+                f"the stream exists with another configuration: subjects is {known.subjects}, expected {subjects}",
+                where=name,
+                remedy="start a run with another name, or remove the stream if nobody needs what is in it",
+            )
+
+    def stream(self, name: str) -> MemoryStream:
+        known = self.streams.get(name)
+        if known is None:
+            raise BusError("there is no such stream", where=name, remedy="open the run first, or check its name")
+        return known
+
+    def bucket(self, name: str) -> dict[str, tuple[str, bytes]]:
+        known = self.blobs.get(name)
+        if known is None:
+            raise BusError("there is no such object store", where=name, remedy="open the run first")
+        return known
