@@ -44,11 +44,15 @@ class RunFinished(Value, kw_only=True):
 
 # group
 
+DispatchReason = Literal["initial", "boundary", "replacement", "refill"]
+"""`refill` replaces a discarded group at once, because the burst cannot finish without it; `replacement` goes out with
+the next publication."""
+
 
 class GroupDispatched(Value, kw_only=True):
     task: str
     task_digest: str
-    reason: Literal["initial", "boundary", "refill"]
+    reason: DispatchReason
     burst: str
     version: int
     """v_d: the version published last when the group was dispatched."""

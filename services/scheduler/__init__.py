@@ -1,0 +1,1 @@
+"""The scheduler: the ledger of executions, placement, roles of cells, bursts and batches."""

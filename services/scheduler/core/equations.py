@@ -1,0 +1,54 @@
+"""The paper's equations of the scheduling plane, one function each, on plain numbers.
+
+| symbol | meaning |
+| --- | --- |
+| d, p, f | executions dispatched, started, finished so far |
+| w | waterlevel d - f |
+| a | executions placed and not yet started |
+| K, k | cells, cells not serving (training or in transition) |
+| C_e, C_s, C_R | executions that one cell, the separate pool, and all serving engines take |
+"""
+
+from __future__ import annotations
+
+from schemas.units import Check, check
+
+
+def capacity(*, C_s: int, K: int, k: int, C_e: int) -> int:
+    """Equation (1): C_R = C_s + (K - k) C_e. A cell in transition serves nobody, so it counts in k."""
+    return C_s + (K - k) * C_e
+
+
+def waterlevel(*, d: int, f: int) -> int:
+    """w = d - f (section 'Boundary dispatch and waterlevel control'): queued and running executions."""
+    return d - f
+
+
+def startable(*, d: int, p: int, f: int, a: int, C_R: int) -> int:
+    """The start rule: min(d - p - a, C_R - (p - f) - a), never below zero."""
+    return max(0, min(d - p - a, C_R - (p - f) - a))
+
+
+def waterlevel_allows(*, w: int, C_R: int, C_e: int) -> Check:
+    """Equation (2): w <= C_R - C_e, what is outstanding still fits when one more cell stops serving."""
+    return check("waterlevel (2)", w, "<=", C_R - C_e)
+
+
+def supply(*, ready: int, need: int, rho_min: float, B: int) -> Check:
+    """The supply check: ready and unclaimed groups, capped by what the batch still needs, are at least rho_min B."""
+    return check("supply rho_min B", min(ready, need), ">=", rho_min * B)
+
+
+def core_retention(*, w: int, mu: int, N: int, B: int, C_s: int, K: int, C_e: int) -> Check:
+    """Equation (3): w + mu N B <= C_s + (K - 1) C_e, the next burst fits without the core."""
+    return check("core retention (3)", w + mu * N * B, "<=", C_s + (K - 1) * C_e)
+
+
+def initial_dispatch(*, phi: float, mu: int, B: int) -> int:
+    """Groups dispatched at the start: (phi + mu) B, a whole number."""
+    return round(phi * B) + mu * B
+
+
+def mean_staleness(*, phi: float, mu: int) -> float:
+    """E[d] = phi + (mu - 1) / 2 (appendix A, theorem A.1)."""
+    return phi + (mu - 1) / 2

@@ -1,0 +1,269 @@
+"""What the scheduler decides, one generator for each rule. Each looks at the state as the rule before left it.
+
+Order of `standing`, the rules that are looked at after every event:
+1. complete a role transition whose last phase was reported;
+2. consume the groups of a batch that was stepped;
+3. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
+4. open the next batch when the core trains and none is open;
+5. replace discarded groups without which the burst cannot finish;
+6. place executions (start rule);
+7. watch the supply and let the next cell join training (2).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from schemas import events as e
+from schemas import ids
+from schemas.envelope import Decision
+from schemas.units import CellRole, Check, TaskRef, check
+from services.scheduler.core import equations as eq
+from services.scheduler.core.state import (
+    Cell,
+    State,
+    moving,
+    next_to_train,
+    served_capacity,
+    serving,
+    supply_check,
+    training,
+)
+
+Decisions = Iterator[Decision]
+
+
+def begin(state: State) -> Decisions:
+    """The first burst and the initial dispatch of (phi + mu) B groups."""
+    s = state.rules.scheduler
+    yield from _open_burst(state)
+    yield from _dispatch(state, eq.initial_dispatch(phi=s.phi, mu=s.mu, B=s.B), "initial")
+
+
+def standing(state: State, now_us: int) -> Decisions:
+    yield from complete_transition(state)
+    yield from consume(state)
+    yield from end_burst(state)
+    if state.finished:
+        return
+    yield from open_batch(state)
+    yield from refill(state)
+    yield from place(state)
+    yield from join_training(state, now_us)
+
+
+def complete_transition(state: State) -> Decisions:
+    for name, cell in moving(state):
+        if cell.arrived:
+            yield _transition(name, cell, "completed", to="train" if cell.place == "leaving" else "rollout", reason=[])
+
+
+def consume(state: State) -> Decisions:
+    batch = state.batch
+    if batch is None or not batch.stepped:
+        return
+    for name in sorted(batch.groups):
+        dispatched = state.groups[name].version
+        yield Decision(
+            kind="group.consumed",
+            entity=name,
+            data=e.GroupConsumed(
+                batch=batch.id,
+                version_dispatched=dispatched,
+                version_trained=batch.version,
+                staleness=batch.version - dispatched,
+            ),
+        )
+
+
+def end_burst(state: State) -> Decisions:
+    """Once the burst's last weights are served by every rollout engine. The core stays only if the next batch has
+    rho_min B ready groups and equation (3) holds; otherwise it returns before the next burst's dispatch is counted."""
+    burst = state.burst
+    if burst is None or burst.done < burst.steps or state.batch is not None or state.publishing < 0:
+        return
+    if any(cell.version < state.publishing for _, cell in serving(state)):
+        return
+    s, cells = state.rules.scheduler, state.rules.cells
+    version = state.publishing
+    w = eq.waterlevel(d=state.d, f=state.f)
+    reason = [
+        supply_check(state),
+        eq.core_retention(
+            w=w + state.owed * s.N, mu=s.mu, N=s.N, B=s.B, C_s=0, K=cells.count, C_e=cells.capacity
+        ),
+    ]
+    last = burst.first_step + burst.steps > state.rules.steps
+    stays = not last and all(each.holds for each in reason)
+    yield Decision(
+        kind="burst.ended", entity=burst.id, data=e.BurstEnded(version=version, core_stays=stays, reason=reason)
+    )
+    if last:
+        yield Decision(
+            kind="run.finished", entity=state.run, data=e.RunFinished(steps=state.rules.steps, reason="steps_done")
+        )
+        return
+    # Satellites return whatever (3) says; the core last, so that the prefix stays a prefix at every moment.
+    for name in reversed(training(state)):
+        if name != ids.cell_id(0) or not stays:
+            yield _transition(name, state.cells[name], "decided", to="rollout", reason=reason)
+    yield from _open_burst(state)
+    yield from _dispatch(state, s.mu * s.B, "boundary")
+    yield from _dispatch(state, state.owed, "replacement")
+
+
+def open_batch(state: State) -> Decisions:
+    burst = state.burst
+    if burst is None or burst.done == burst.steps or state.batch is not None or ids.cell_id(0) not in training(state):
+        return
+    index = state.batches + 1
+    yield Decision(
+        kind="batch.opened",
+        entity=ids.batch_id(index),
+        data=e.BatchOpened(
+            step=burst.first_step + burst.done,
+            version=state.version,
+            burst=burst.id,
+            final=burst.done + 1 == burst.steps,
+            groups=state.rules.scheduler.B,
+            members=training(state),
+        ),
+    )
+
+
+def refill(state: State) -> Decisions:
+    """Discarded groups come back with the next publication, except those that the burst cannot do without."""
+    burst = state.burst
+    if burst is None or state.owed == 0:
+        return
+    wanted = (burst.steps - burst.done) * state.rules.scheduler.B
+    yield from _dispatch(state, min(state.owed, wanted - len(state.groups)), "refill")
+
+
+def place(state: State) -> Decisions:
+    """The start rule, on the least loaded engine (ties: lowest index) whose policy version is current."""
+    while True:
+        C_R = served_capacity(state)
+        if eq.startable(d=state.d, p=state.p, f=state.f, a=state.a, C_R=C_R) == 0:
+            return
+        free = [
+            (cell.load, cell.index, name)
+            for name, cell in serving(state)
+            if cell.load < state.rules.cells.capacity and cell.version >= state.published
+        ]
+        if not free:
+            return
+        load, _, name = min(free)
+        yield Decision(
+            kind="execution.placed",
+            entity=state.queue[0],
+            data=e.ExecutionPlaced(
+                cell=name,
+                epoch=state.cells[name].epoch,
+                attempt=0,
+                reason=[
+                    check("capacity (1)", state.p - state.f + state.a, "<", C_R),
+                    check("engine has room", load, "<", state.rules.cells.capacity),
+                ],
+            ),
+        )
+
+
+def join_training(state: State, now_us: int) -> Decisions:
+    """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time."""
+    name = next_to_train(state)
+    if name is None or moving(state) or state.burst is None or state.burst.done == state.burst.steps:
+        return
+    supply = supply_check(state)
+    if not supply.holds:
+        return
+    s = state.rules.scheduler
+    if not state.supply_held:
+        if not state.supply_timer:
+            yield Decision(
+                kind="timer.set",
+                entity=ids.timer_id("supply", state.timers + 1),
+                data=e.TimerSet(purpose="supply", due_us=now_us + round(s.tau_s * 1e6)),
+            )
+        return
+    w = eq.waterlevel(d=state.d, f=state.f)
+    level = eq.waterlevel_allows(w=w, C_R=served_capacity(state), C_e=state.rules.cells.capacity)
+    if not level.holds:
+        return
+    yield _transition(name, state.cells[name], "decided", to="train", reason=[level, supply])
+    yield from _move_routes(state, name)
+
+
+def _move_routes(state: State, source: str) -> Decisions:
+    """Destinations in reverse index order: the cell that is expected to serve longest takes what it has room for."""
+    for execution in sorted(n for n, each in state.executions.items() if each.cell == source):
+        room = [n for n, cell in reversed(serving(state)) if cell.load < state.rules.cells.capacity]
+        # Equation (2) has just held: what is outstanding fits on the others.
+        target = room[0]
+        yield Decision(
+            kind="route.moved",
+            entity=execution,
+            data=e.RouteMoved(source=source, target=target, epoch=state.cells[target].epoch, kv="recomputed"),
+        )
+
+
+def _transition(
+    name: str, cell: Cell, phase: Literal["decided", "completed"], *, to: CellRole, reason: list[Check]
+) -> Decision:
+    return Decision(
+        kind="cell.role-transition",
+        entity=name,
+        data=e.CellRoleTransition(
+            phase=phase,
+            source="rollout" if to == "train" else "train",
+            target=to,
+            epoch=cell.epoch + 1 if phase == "decided" else cell.epoch,
+            reason=reason,
+        ),
+    )
+
+
+def _open_burst(state: State) -> Decisions:
+    index = state.bursts + 1
+    mu = state.rules.scheduler.mu
+    yield Decision(
+        kind="burst.opened",
+        entity=ids.burst_id(index),
+        data=e.BurstOpened(index=index, steps=mu, first_step=(index - 1) * mu + 1, version=state.published),
+    )
+
+
+def _dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
+    assert state.burst is not None
+    for _ in range(groups):
+        index = state.next_group
+        group = ids.group_id(index)
+        task = task_of(state, index)
+        executions = [ids.execution_id(index, member) for member in range(state.rules.scheduler.N)]
+        yield Decision(
+            kind="group.dispatched",
+            entity=group,
+            data=e.GroupDispatched(
+                task=task.name,
+                task_digest=task.digest,
+                reason=reason,
+                burst=state.burst.id,
+                version=state.published,
+                executions=executions,
+            ),
+        )
+        for member, execution in enumerate(executions):
+            yield Decision(
+                kind="execution.dispatched",
+                entity=execution,
+                data=e.ExecutionDispatched(group=group, member=member, task=task.name),
+            )
+
+
+def task_of(state: State, index: int) -> TaskRef:
+    """The task of the group with this index: every pass over the tasks is a new order drawn from the run's seed."""
+    lap, position = divmod(index, len(state.tasks))
+    order = random.Random(f"{state.seed}:tasks:{lap}").sample(range(len(state.tasks)), len(state.tasks))
+    return state.tasks[order[position]]

@@ -1,0 +1,382 @@
+"""State of the scheduler and the only code that changes it.
+
+Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started.
+Execution: queued -> placed -> running -> finished. Group: dispatched -> ready -> claimed, then gone.
+Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from schemas import events as e
+from schemas.config import Config
+from schemas.envelope import Event
+from schemas.ids import cell_id
+from schemas.units import Check, TaskRef
+from services.scheduler.core import equations as eq
+
+
+class Execution(msgspec.Struct, kw_only=True):
+    group: str
+    status: Literal["queued", "placed", "running", "finished"] = "queued"
+    cell: str = ""
+    attempt: int = 0
+
+
+class Group(msgspec.Struct, kw_only=True):
+    version: int
+    executions: list[str]
+    status: Literal["dispatched", "ready", "claimed"] = "dispatched"
+
+
+class Cell(msgspec.Struct, kw_only=True):
+    index: int
+    place: Literal["serving", "leaving", "training", "returning"] = "serving"
+    arrived: bool = False
+    """The move's last phase was reported; the scheduler has yet to complete it."""
+    epoch: int = 0
+    version: int = 0
+    load: int = 0
+    """Executions placed here and not finished."""
+
+
+class Burst(msgspec.Struct, kw_only=True):
+    id: str
+    index: int
+    steps: int
+    first_step: int
+    done: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    id: str
+    step: int
+    version: int
+    final: bool
+    groups: list[str] = []
+    """Claimed and not yet consumed."""
+    claimed: int = 0
+    stepped: bool = False
+
+
+class State(msgspec.Struct, kw_only=True):
+    run: str = ""
+    config: Config | None = None
+    seed: int = 0
+    tasks: list[TaskRef] = []
+    finished: bool = False
+    d: int = 0
+    p: int = 0
+    f: int = 0
+    a: int = 0
+    queue: list[str] = []
+    executions: dict[str, Execution] = {}
+    groups: dict[str, Group] = {}
+    cells: dict[str, Cell] = {}
+    next_group: int = 0
+    owed: int = 0
+    """Discarded groups that no dispatch has replaced yet."""
+    burst: Burst | None = None
+    bursts: int = 0
+    batch: Batch | None = None
+    batches: int = 0
+    version: int = 0
+    """v_t: version in the training cells."""
+    published: int = 0
+    """Version that every serving engine had at the last publication."""
+    publishing: int = -1
+    """Version exposed for publication and not yet served everywhere; -1 when there is none."""
+    timers: int = 0
+    supply_timer: str = ""
+    """Armed timer of the supply check; empty when the check does not hold or held for tau."""
+    supply_due_us: int = 0
+    supply_held: bool = False
+
+    def __repr__(self) -> str:
+        cells = " ".join(f"{name}:{cell.place}/{cell.load}" for name, cell in ordered(self))
+        return f"<Scheduler d={self.d} p={self.p} f={self.f} a={self.a} w={self.d - self.f} | v{self.version} | {cells}>"
+
+    @property
+    def rules(self) -> Config:
+        """The configuration; there is one from `run.started` on."""
+        assert self.config is not None
+        return self.config
+
+
+def ordered(state: State) -> list[tuple[str, Cell]]:
+    """Cells by index, the core first."""
+    return sorted(state.cells.items(), key=lambda item: item[1].index)
+
+
+def serving(state: State) -> list[tuple[str, Cell]]:
+    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving"]
+
+
+def moving(state: State) -> list[tuple[str, Cell]]:
+    return [(name, cell) for name, cell in ordered(state) if cell.place in ("leaving", "returning")]
+
+
+def training(state: State) -> list[str]:
+    return [name for name, cell in ordered(state) if cell.place == "training"]
+
+
+def served_capacity(state: State) -> int:
+    """C_R by equation (1); cells that have not joined serve nobody."""
+    K = state.rules.cells.count
+    return eq.capacity(C_s=0, K=K, k=K - len(serving(state)), C_e=state.rules.cells.capacity)
+
+
+def ready_unclaimed(state: State) -> list[str]:
+    """Oldest version first, then order of dispatch."""
+    ready = [(group.version, name) for name, group in state.groups.items() if group.status == "ready"]
+    return [name for _, name in sorted(ready)]
+
+
+def supply_check(state: State) -> Check:
+    need = state.rules.scheduler.B - (state.batch.claimed if state.batch else 0)
+    return eq.supply(
+        ready=len(ready_unclaimed(state)),
+        need=need,
+        rho_min=state.rules.scheduler.rho_min,
+        B=state.rules.scheduler.B,
+    )
+
+
+def next_to_train(state: State) -> str | None:
+    """The next cell of the growing prefix, core first; None when it is not serving or no more may train."""
+    for index in range(state.rules.cells.trainable):
+        cell = state.cells.get(cell_id(index))
+        if cell is None or cell.place in ("leaving", "returning"):
+            return None
+        if cell.place == "serving":
+            return cell_id(index)
+    return None
+
+
+def evolve(state: State, event: Event) -> None:
+    """Apply one event. Kinds that concern nobody here, repetitions and late facts change nothing."""
+    change = _CHANGES.get(event.kind)
+    if change is None or isinstance(event.data, msgspec.Raw):
+        return
+    change(state, event)
+    if state.config is not None and not supply_check(state).holds:
+        _reset_supply(state)
+
+
+def _reset_supply(state: State) -> None:
+    state.supply_timer, state.supply_held = "", False
+
+
+def _run_started(state: State, event: Event) -> None:
+    data: e.RunStarted = event.data
+    state.run = event.entity
+    state.config, state.seed, state.tasks = data.config, data.seed, list(data.tasks)
+
+
+def _run_finished(state: State, event: Event) -> None:
+    state.finished = True
+    _reset_supply(state)
+
+
+def _cell_joined(state: State, event: Event) -> None:
+    data: e.CellJoined = event.data
+    cell = state.cells.setdefault(event.entity, Cell(index=data.index))
+    cell.version = max(cell.version, data.version)
+
+
+def _role_transition(state: State, event: Event) -> None:
+    data: e.CellRoleTransition = event.data
+    cell = state.cells.get(event.entity)
+    if cell is None:
+        return
+    if data.phase == "decided":
+        cell.place = "leaving" if data.target == "train" else "returning"
+        cell.epoch, cell.arrived = data.epoch, False
+        _reset_supply(state)
+    elif data.epoch != cell.epoch:
+        return
+    elif data.phase == "acquired":
+        cell.arrived = cell.place in ("leaving", "returning")
+        if data.target == "rollout":
+            cell.version = data.version
+    elif data.phase == "completed":
+        cell.place = "training" if data.target == "train" else "serving"
+        cell.arrived = False
+        _reset_supply(state)
+
+
+def _burst_opened(state: State, event: Event) -> None:
+    data: e.BurstOpened = event.data
+    state.bursts = data.index
+    state.burst = Burst(id=event.entity, index=data.index, steps=data.steps, first_step=data.first_step)
+
+
+def _burst_ended(state: State, event: Event) -> None:
+    data: e.BurstEnded = event.data
+    state.burst, state.publishing, state.published = None, -1, data.version
+
+
+def _group_dispatched(state: State, event: Event) -> None:
+    data: e.GroupDispatched = event.data
+    state.groups[event.entity] = Group(version=data.version, executions=list(data.executions))
+    state.next_group += 1
+    if data.reason in ("replacement", "refill"):
+        state.owed -= 1
+
+
+def _execution_dispatched(state: State, event: Event) -> None:
+    data: e.ExecutionDispatched = event.data
+    state.d += 1
+    state.queue.append(event.entity)
+    state.executions[event.entity] = Execution(group=data.group)
+
+
+def _execution_placed(state: State, event: Event) -> None:
+    data: e.ExecutionPlaced = event.data
+    execution = state.executions[event.entity]
+    state.queue.remove(event.entity)
+    execution.status, execution.cell, execution.attempt = "placed", data.cell, data.attempt
+    state.cells[data.cell].load += 1
+    state.a += 1
+
+
+def _execution_started(state: State, event: Event) -> None:
+    data: e.ExecutionStarted = event.data
+    execution = state.executions.get(event.entity)
+    if execution is None or execution.status != "placed" or execution.attempt != data.attempt:
+        return
+    execution.status = "running"
+    state.a -= 1
+    state.p += 1
+
+
+def _execution_finished(state: State, event: Event) -> None:
+    execution = state.executions.get(event.entity)
+    if execution is None or execution.status == "finished":
+        return
+    # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
+    if execution.status == "queued":
+        state.queue.remove(event.entity)
+        state.p += 1
+    elif execution.status == "placed":
+        state.a -= 1
+        state.p += 1
+    if execution.cell:
+        state.cells[execution.cell].load -= 1
+    state.f += 1
+    execution.status, execution.cell = "finished", ""
+
+
+def _route_moved(state: State, event: Event) -> None:
+    data: e.RouteMoved = event.data
+    state.executions[event.entity].cell = data.target
+    state.cells[data.source].load -= 1
+    state.cells[data.target].load += 1
+
+
+def _group_ready(state: State, event: Event) -> None:
+    group = state.groups.get(event.entity)
+    if group is not None and group.status == "dispatched":
+        group.status = "ready"
+
+
+def _group_claimed(state: State, event: Event) -> None:
+    data: e.GroupClaimed = event.data
+    group = state.groups.get(event.entity)
+    if group is None or group.status != "ready" or state.batch is None or state.batch.id != data.batch:
+        return
+    group.status = "claimed"
+    state.batch.groups.append(event.entity)
+    state.batch.claimed += 1
+
+
+def _group_discarded(state: State, event: Event) -> None:
+    if _forget(state, event.entity):
+        state.owed += 1
+
+
+def _group_consumed(state: State, event: Event) -> None:
+    assert state.batch is not None
+    state.batch.groups.remove(event.entity)
+    _forget(state, event.entity)
+    if not state.batch.groups:
+        state.batch = None
+
+
+def _forget(state: State, name: str) -> bool:
+    group = state.groups.pop(name, None)
+    if group is None:
+        return False
+    for execution in group.executions:
+        state.executions.pop(execution, None)
+    return True
+
+
+def _batch_opened(state: State, event: Event) -> None:
+    data: e.BatchOpened = event.data
+    state.batches += 1
+    state.batch = Batch(id=event.entity, step=data.step, version=data.version, final=data.final)
+    _reset_supply(state)
+
+
+def _batch_stepped(state: State, event: Event) -> None:
+    data: e.BatchStepped = event.data
+    if state.batch is None or state.batch.id != event.entity or state.batch.stepped or state.burst is None:
+        return
+    state.batch.stepped = True
+    state.burst.done += 1
+    state.version = data.version
+
+
+def _weights_exposed(state: State, event: Event) -> None:
+    data: e.WeightsExposed = event.data
+    if data.purpose == "publish" and data.version > state.published:
+        state.publishing = data.version
+
+
+def _weights_published(state: State, event: Event) -> None:
+    data: e.WeightsPublished = event.data
+    cell = state.cells.get(event.entity)
+    if cell is not None:
+        cell.version = max(cell.version, data.version)
+
+
+def _timer_set(state: State, event: Event) -> None:
+    data: e.TimerSet = event.data
+    state.timers += 1
+    state.supply_timer, state.supply_due_us = event.entity, data.due_us
+
+
+def _timer_fired(state: State, event: Event) -> None:
+    if event.entity == state.supply_timer:
+        state.supply_timer, state.supply_held = "", True
+
+
+_CHANGES: dict[str, Callable[[State, Event], None]] = {
+    "run.started": _run_started,
+    "run.finished": _run_finished,
+    "cell.joined": _cell_joined,
+    "cell.role-transition": _role_transition,
+    "burst.opened": _burst_opened,
+    "burst.ended": _burst_ended,
+    "group.dispatched": _group_dispatched,
+    "group.ready": _group_ready,
+    "group.claimed": _group_claimed,
+    "group.discarded": _group_discarded,
+    "group.consumed": _group_consumed,
+    "execution.dispatched": _execution_dispatched,
+    "execution.placed": _execution_placed,
+    "execution.started": _execution_started,
+    "execution.finished": _execution_finished,
+    "route.moved": _route_moved,
+    "batch.opened": _batch_opened,
+    "batch.stepped": _batch_stepped,
+    "weights.exposed": _weights_exposed,
+    "weights.published": _weights_published,
+    "timer.set": _timer_set,
+    "timer.fired": _timer_fired,
+}

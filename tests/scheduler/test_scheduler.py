@@ -1,0 +1,161 @@
+"""The scheduler's decider against a world that speaks in any order: the paper's invariants hold, and it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.envelope import Event
+from services.mesh.decider import Driver
+from services.scheduler.core import equations as eq
+from services.scheduler.core.state import State, ordered, served_capacity
+from services.scheduler.decider import Scheduler
+from tests.scheduler.world import World, small_config
+
+
+class Watch:
+    """Invariants of the scheduler's state, checked after every change."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.level: dict[str, int] = {}
+        evolve = world.driver.decider.evolve
+
+        def watched(state: State, event: Event) -> None:
+            evolve(state, event)
+            self.look(state, event)
+
+        world.driver.decider.evolve = watched
+
+    def look(self, state: State, event: Event) -> None:
+        assert 0 <= state.f <= state.p <= state.d
+        assert state.a >= 0
+        if state.config is None:
+            return
+        moving = [name for name, cell in ordered(state) if cell.place in ("leaving", "returning")]
+        assert len(moving) <= 1, "transitions are serial"
+        training = [cell.index for _, cell in ordered(state) if cell.place == "training"]
+        assert training == list(range(len(training))), "participating cells are a prefix"
+        for name, cell in ordered(state):
+            placed = sum(1 for each in state.executions.values() if each.cell == name)
+            assert placed == cell.load <= state.config.cells.capacity
+            if cell.place == "training":
+                assert cell.load == 0
+        assert state.p - state.f + state.a <= state.config.cells.count * state.config.cells.capacity
+        if state.burst:
+            w = state.d - state.f
+            if event.kind == "execution.dispatched":
+                self.level[state.burst.id] = w
+            else:
+                assert w <= self.level.get(state.burst.id, w), "w never rises inside a burst"
+                self.level[state.burst.id] = w
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    capacity=st.integers(4, 40),
+    cells=st.integers(2, 4),
+    mu=st.sampled_from([1, 2, 4]),
+    phi=st.sampled_from([0.0, 0.5, 1.5]),
+    rho=st.sampled_from([0.5, 1.0]),
+    fail=st.sampled_from([0.0, 0.2]),
+)
+def test_every_run_ends_and_keeps_the_invariants(
+    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float
+) -> None:
+    config = small_config(
+        cells__capacity=capacity,
+        cells__count=cells,
+        scheduler__mu=mu,
+        scheduler__phi=phi,
+        scheduler__rho_min=rho,
+    )
+    world = World(config, seed=seed, fail_groups=fail)
+    Watch(world)
+    world.run()
+    assert world.finished, f"stuck: {world.state!r}"
+    consumed = [d for d in world.decisions if d.kind == "group.consumed"]
+    assert len(consumed) == config.steps * config.scheduler.B
+    assert max(Counter(d.entity for d in consumed).values()) == 1
+    per_batch = Counter(d.data.batch for d in consumed)
+    assert set(per_batch.values()) == {config.scheduler.B}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_decider_is_deterministic_and_survives_a_snapshot(seed: int) -> None:
+    world = World(small_config(), seed=seed, fail_groups=0.1)
+    world.run()
+    again: Driver[State] = Driver(Scheduler())
+    for index, event in enumerate(world.log):
+        assert again.feed(event) == world.per_input[event.seq]
+        if index == len(world.log) // 2:
+            saved = again.snapshot()
+            again = Driver(Scheduler())
+            again.restore(saved)
+    assert again.snapshot() == world.driver.snapshot()
+
+
+@pytest.mark.parametrize(("phi", "mu"), [(0.5, 2), (0.5, 4), (1.5, 1), (0.0, 2), (1.0, 2)])
+def test_mean_staleness_is_the_papers_identity(phi: float, mu: int) -> None:
+    steps = 24 * mu
+    config = small_config(steps=steps, scheduler__phi=phi, scheduler__mu=mu, cells__capacity=16)
+    world = World(config, seed=7)
+    world.run()
+    B = config.scheduler.B
+    consumed = [d.data.staleness for d in world.decisions if d.kind == "group.consumed"]
+    whole_bursts = consumed[4 * mu * B :]
+    assert sum(whole_bursts) / len(whole_bursts) == pytest.approx(eq.mean_staleness(phi=phi, mu=mu), abs=0.06)
+
+
+def test_decisions_carry_both_sides_of_their_inequality() -> None:
+    world = World(small_config(), seed=1)
+    world.run()
+    joined = [
+        d.data
+        for d in world.decisions
+        if d.kind == "cell.role-transition" and d.data.phase == "decided" and d.data.target == "train"
+    ]
+    assert joined
+    for data in joined:
+        assert [check.rule for check in data.reason] == ["waterlevel (2)", "supply rho_min B"]
+        assert all(check.holds for check in data.reason)
+    ended = [d.data for d in world.decisions if d.kind == "burst.ended"]
+    assert all(data.reason[-1].rule == "core retention (3)" for data in ended)
+
+
+def test_the_core_stays_when_the_next_burst_fits_without_it() -> None:
+    """With room for everything and supply at hand, equation (3) keeps the core in training."""
+    roomy = World(small_config(cells__capacity=200, scheduler__phi=2.0, scheduler__rho_min=0.5), seed=3)
+    roomy.run()
+    assert any(d.data.core_stays for d in roomy.decisions if d.kind == "burst.ended")
+    tight = World(small_config(cells__capacity=7), seed=3)
+    tight.run()
+    assert not any(d.data.core_stays for d in tight.decisions if d.kind == "burst.ended")
+
+
+def test_equations_on_numbers() -> None:
+    assert eq.capacity(C_s=4, K=8, k=3, C_e=10) == 54
+    assert eq.startable(d=10, p=4, f=1, a=2, C_R=6) == 1
+    assert eq.startable(d=10, p=4, f=1, a=2, C_R=2) == 0
+    assert eq.waterlevel_allows(w=20, C_R=30, C_e=10).holds
+    assert not eq.waterlevel_allows(w=21, C_R=30, C_e=10).holds
+    assert eq.core_retention(w=4, mu=2, N=4, B=2, C_s=0, K=3, C_e=10).holds
+    assert not eq.core_retention(w=5, mu=2, N=4, B=2, C_s=0, K=3, C_e=10).holds
+    assert not eq.supply(ready=9, need=1, rho_min=0.5, B=4).holds
+
+
+def test_capacity_counts_only_serving_cells() -> None:
+    world = World(small_config(), seed=5)
+    world.start()
+    assert served_capacity(world.state) == 0
+    while world.pending:
+        owner, kind, entity, data = world.pending.pop(0)
+        if kind == "cell.joined":
+            world.say(owner, kind, entity, data)
+            break
+    assert served_capacity(world.state) == 8

@@ -1,0 +1,219 @@
+"""A scripted world around the scheduler's decider: it answers decisions with facts, in any order a seed picks.
+
+Nothing here decides: it holds what each other service would say next and lets the test choose who speaks.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from schemas import events as e
+from schemas.config import Config, from_tree
+from schemas.envelope import Decision, Event
+from schemas.units import GapStats, Reward, TaskRef
+from services.mesh.decider import Driver
+from services.scheduler.decider import Scheduler
+
+RUN = "r-test"
+
+
+def small_config(**overrides: Any) -> Config:
+    tree: dict[str, Any] = {
+        "name": "small",
+        "steps": 8,
+        "cells": {"count": 3, "capacity": 8, "trainable": 1},
+        "scheduler": {"N": 4, "B": 2, "mu": 2, "phi": 0.5, "rho_min": 0.5, "tau_s": 1.0},
+        "harness": {"command": ["true"]},
+    }
+    for key, value in overrides.items():
+        section, _, name = key.partition("__")
+        if name:
+            tree.setdefault(section, {})[name] = value
+        else:
+            tree[section] = value
+    return from_tree(tree, where="test")
+
+
+class World:
+    """Feeds one scheduler. `pending` are facts that may be said next; `log` is everything said, in order."""
+
+    def __init__(self, config: Config, *, seed: int = 0, fail_groups: float = 0.0) -> None:
+        self.config = config
+        self.rng = random.Random(seed)
+        self.fail_groups = fail_groups
+        self.driver: Driver[Any] = Driver(Scheduler())
+        self.seq = 0
+        self.now_us = 1_000_000
+        self.pending: list[tuple[str, str, str, Any]] = []
+        self.log: list[Event] = []
+        self.decisions: list[Decision] = []
+        self.per_input: dict[int, list[Decision]] = {}
+        self.members: dict[str, list[str]] = {}
+        self.unfinished: dict[str, set[str]] = {}
+        self.ready: list[str] = []
+        self.batch: tuple[str, e.BatchOpened] | None = None
+        self.claimed: list[str] = []
+        self.final: set[str] = set()
+        self.finished = False
+
+    @property
+    def state(self) -> Any:
+        return self.driver.state
+
+    def start(self) -> None:
+        tasks = [TaskRef(name=f"task-{i}", digest=str(i)) for i in range(5)]
+        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, code="test")
+        self.say("operator", "run.started", RUN, data)
+        for index in range(self.config.cells.count):
+            self.pending.append(
+                (
+                    "rollout",
+                    "cell.joined",
+                    f"cell-{index}",
+                    e.CellJoined(
+                        index=index,
+                        capacity=self.config.cells.capacity,
+                        url="",
+                        engine="scripted",
+                        version=0,
+                        capabilities=[],
+                    ),
+                )
+            )
+
+    def say(self, owner: str, kind: str, entity: str, data: Any) -> list[Decision]:
+        self.seq += 1
+        self.now_us += self.rng.randrange(1, 400_000)
+        event = Event(
+            seq=self.seq,
+            time_us=self.now_us,
+            kind=kind,
+            entity=entity,
+            owner=owner,
+            instance="",
+            causation=0,
+            id=f"{self.seq}",
+            data=data,
+        )
+        self.log.append(event)
+        decisions = self.driver.feed(event)
+        self.decisions += decisions
+        self.per_input[self.seq] = decisions
+        for decision in decisions:
+            self._answer(decision)
+        return decisions
+
+    def step(self) -> bool:
+        """Let somebody speak; False when nobody has anything to say and no timer is due."""
+        timers = self.driver.decider.timers(self.state)
+        choices = len(self.pending) + (1 if timers else 0)
+        if self.finished or not choices:
+            return False
+        pick = self.rng.randrange(choices)
+        if pick < len(self.pending):
+            owner, kind, entity, data = self.pending.pop(pick)
+            self.say(owner, kind, entity, data)
+            self._follow_up(kind, entity, data)
+            if self.rng.random() < 0.1:  # a fact may be read twice
+                self.say(owner, kind, entity, data)
+        else:
+            timer, (purpose, due_us) = next(iter(timers.items()))
+            self.now_us = max(self.now_us, due_us)
+            self.say("scheduler", "timer.fired", timer, e.TimerFired(purpose=purpose))
+        self._pack()
+        return True
+
+    def run(self, limit: int = 20_000) -> None:
+        self.start()
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError(f"no end after {limit} steps: {self.state!r}")
+
+    def _answer(self, decision: Decision) -> None:
+        data = decision.data
+        if decision.kind == "group.dispatched":
+            self.members[decision.entity] = data.executions
+            self.unfinished[decision.entity] = set(data.executions)
+        elif decision.kind == "execution.placed":
+            self.pending.append(("harness", "execution.started", decision.entity, e.ExecutionStarted(attempt=0)))
+        elif decision.kind == "cell.role-transition" and data.phase == "decided":
+            owner = "trainer" if data.target == "train" else "rollout"
+            version = self.state.version if data.target == "rollout" else -1
+            self.pending.append(
+                (
+                    owner,
+                    "cell.role-transition",
+                    decision.entity,
+                    e.CellRoleTransition(
+                        phase="acquired", source=data.source, target=data.target, epoch=data.epoch, version=version
+                    ),
+                )
+            )
+        elif decision.kind == "batch.opened":
+            self.batch, self.claimed = (decision.entity, data), []
+            if data.final:
+                self.final.add(decision.entity)
+        elif decision.kind == "run.finished":
+            self.finished = True
+
+    def _follow_up(self, kind: str, entity: str, data: Any) -> None:
+        if kind == "execution.started":
+            reason = self.rng.choice(["completed", "failed", "harness_timeout"])
+            finished = e.ExecutionFinished(
+                attempt=0, reason=reason, exit_code=0, seconds=1.0, workspace="w", workspace_digest="d"
+            )
+            self.pending.append(("harness", "execution.finished", entity, finished))
+        elif kind == "execution.finished":
+            group = next(name for name, members in self.members.items() if entity in members)
+            left = self.unfinished[group]
+            left.discard(entity)
+            if not left:
+                del self.unfinished[group], self.members[group]
+                if self.rng.random() < self.fail_groups:
+                    discarded = e.GroupDiscarded(reason="one reward", valid=1)
+                    self.pending.append(("trajectories", "group.discarded", group, discarded))
+                else:
+                    reward = Reward(execution=entity, attempt=0, outcome="valid", reward=1.0, advantage=0.0)
+                    ready = e.GroupReady(rewards=[reward], mean=1.0, std=0.0)
+                    self.pending.append(("trajectories", "group.ready", group, ready))
+        elif kind == "group.ready":
+            self.ready.append(entity)
+        elif kind == "batch.stepped" and entity in self.final:
+            exposed = e.WeightsExposed(version=data.version, purpose="publish", address={}, bytes=1)
+            self.pending.append(("trainer", "weights.exposed", "cell-0", exposed))
+        elif kind == "weights.exposed":
+            for name, cell in self.state.cells.items():
+                if cell.place == "serving":
+                    published = e.WeightsPublished(version=data.version, bytes=1, seconds=0.1, transport="test")
+                    self.pending.append(("rollout", "weights.published", name, published))
+
+    def _pack(self) -> None:
+        """The packer claims what is ready, and the trainer steps when it has B groups."""
+        if self.batch is None:
+            return
+        name, data = self.batch
+        while self.ready and len(self.claimed) < data.groups:
+            self.ready.sort(key=lambda each: (self.state.groups[each].version, each))
+            group = self.ready.pop(0)
+            self.claimed.append(group)
+            self.say("packer", "group.claimed", group, e.GroupClaimed(batch=name))
+            if len(self.claimed) == data.groups:
+                stepped = e.BatchStepped(
+                    step=data.step,
+                    version=data.version + 1,
+                    members=data.members,
+                    loss=0.0,
+                    grad_norm=0.0,
+                    lr=0.0,
+                    micro_steps=1,
+                    tokens=1,
+                    targets=1,
+                    executions=1,
+                    masked=0,
+                    reward=0.0,
+                    gap=GapStats(),
+                    seconds=0.1,
+                )
+                self.pending.append(("trainer", "batch.stepped", name, stepped))
