@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 import msgspec
 
 from schemas.records import FrozenTree, RecordEntry
@@ -25,3 +28,14 @@ def encode_tree(tree: FrozenTree) -> bytes:
 
 def decode_tree(data: bytes) -> FrozenTree:
     return _tree.decode(data)
+
+
+def digest_records(entries: Iterable[bytes]) -> str:
+    """Digest of the entries of one attempt as they lie in RECORDS, in stream order: what a seal promises.
+
+    BLAKE2b of 16 bytes over the bytes of all entries, in hex. The number of entries is sealed beside it.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for entry in entries:
+        digest.update(entry)
+    return digest.hexdigest()
