@@ -1,0 +1,1 @@
+"""Packer: ready groups become micro-steps of at most T tokens."""

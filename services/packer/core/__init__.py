@@ -1,0 +1,1 @@
+"""The pure part: what goes into which micro-step, and when."""

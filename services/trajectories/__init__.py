@@ -1,0 +1,1 @@
+"""Trajectories: one tree an execution, its outcome, its advantage, and the rows that admission draws from it."""

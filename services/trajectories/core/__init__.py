@@ -1,0 +1,1 @@
+"""The pure part: outcome, advantages, admission."""

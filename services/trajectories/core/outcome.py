@@ -1,0 +1,228 @@
+"""The outcome of executions and groups (paper, sections 'Partial scoring' and 'Trajectory sampling').
+
+    finished ──> evaluation.requested ──> scored ──┐
+                     ^──── failed, in budget       ├──> settled ── all of the group ──> ready, materialized
+    sealed ──> tree-frozen ────────────────────────┘                              └──> discarded
+
+How an execution settles, the first that holds
+ 1. cancelled, surplus or overall time-out: excluded;
+ 2. a total failure, or nothing preserved to evaluate: placeholder with reward 0, in the baseline, without targets;
+ 3. its records are not those that were sealed: excluded;
+ 4. a valid score of the state that was preserved: valid, however the harness ended, also without records;
+ 5. a score that isn't valid, or is of another state: excluded (the evaluation was answered, it won't be again);
+ 6. the evaluation failed: requested again while the execution's age is below its budget, else excluded.
+
+Nothing here looks at elapsed time, length or termination to make a reward. Invariants: a group ends ready (and
+materialized) or discarded, once; an event that says again what is known changes nothing; closed groups leave no state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from schemas import events as e
+from schemas.envelope import Decision, Event
+from schemas.ids import group_of
+from schemas.units import Outcome as Verdict
+from schemas.units import Reward, Value
+from services.trajectories.core.admission import admit
+from services.trajectories.core.advantages import advantage, baseline
+from services.trajectories.core.state import Group, Member, State, Tree
+
+EXCLUDING = ("cancelled", "surplus", "overall_timeout")
+"""Reasons of `execution.finished` after which nothing is evaluated."""
+LEAST_BASELINE = 2
+"""Rewards without which a group cannot compare its executions."""
+
+
+class Outcome:
+    """Decider of `evaluation.requested`, `execution.settled`, `group.ready`, `.materialized` and `.discarded`."""
+
+    name = "trajectories"
+    state_type = State
+
+    def initial(self) -> State:
+        return State()
+
+    def timers(self, state: State) -> dict[str, tuple[str, int]]:
+        return {}
+
+    def evolve(self, state: State, event: Event) -> None:
+        match event.data:
+            case e.RunStarted() as data:
+                state.seed = data.seed
+                state.limit = data.config.trajectories.J_max
+                state.advantage = data.config.trajectories.advantage
+                state.budget_us = round(data.config.harness.overall_timeout_s * 1e6)
+            case e.GroupDispatched() as data:
+                if _order(event.entity) > _order(state.newest):
+                    state.newest = event.entity
+                    state.groups[event.entity] = Group(
+                        task=data.task,
+                        task_digest=data.task_digest,
+                        executions=list(data.executions),
+                        members={execution: Member() for execution in data.executions},
+                    )
+            case e.GroupMaterialized() | e.GroupDiscarded():
+                state.groups.pop(event.entity, None)
+            case _:
+                member = _unsettled(state, event)
+                if member is not None:
+                    _evolve_member(state, member, event)
+
+    def decide(self, state: State, event: Event) -> Iterator[Decision]:
+        member = _unsettled(state, event)
+        if member is None:
+            return
+        execution = _execution_of(event)
+        group = state.groups[group_of(execution)]
+        settled = _settle(member, execution, state.budget_us)
+        if settled is None:
+            yield from _request(member, execution, group)
+            return
+        yield Decision(kind="execution.settled", entity=execution, data=settled)
+        if all(other.settled is not None for other in group.members.values()):
+            yield from _close(state, group_of(execution), group)
+
+
+def evaluation_id(execution: str, attempt: int) -> str:
+    """Id of the one evaluation of an attempt's preserved workspace."""
+    return f"v-{execution[2:]}-{attempt}"
+
+
+def _order(group: str) -> tuple[int, str]:
+    """Dispatch order of group ids, also when their number outgrows its padding."""
+    return len(group), group
+
+
+def _execution_of(event: Event) -> str:
+    match event.data:
+        case e.EvaluationRequested() | e.EvaluationScored() | e.EvaluationFailed():
+            return str(event.data.execution)
+        case e.ExecutionStarted() | e.ExecutionFinished() | e.ExecutionTreeFrozen() | e.ExecutionSettled():
+            return event.entity
+    return ""
+
+
+def _unsettled(state: State, event: Event) -> Member | None:
+    """The execution that the event is about, when it is one of an open group and its outcome isn't known yet."""
+    execution = _execution_of(event)
+    group = state.groups.get(group_of(execution)) if execution else None
+    member = group.members.get(execution) if group else None
+    return member if member is not None and member.settled is None else None
+
+
+def _evolve_member(state: State, member: Member, event: Event) -> None:
+    match event.data:
+        case e.ExecutionStarted():
+            if member.started_us is None:
+                member.started_us = event.time_us
+        case e.ExecutionFinished() as data:
+            if member.finished is None:
+                member.finished, member.finished_us = data, event.time_us
+        case e.ExecutionTreeFrozen() as data:
+            if member.tree is None:
+                rows = admit(data, execution=event.entity, limit=state.limit, seed=state.seed)
+                member.tree = Tree(attempt=data.attempt, intact=bool(data.blob), rows=rows)
+        case e.EvaluationRequested() as data:
+            member.tries, member.failed_us = data.tries, None
+        case e.EvaluationFailed() as data:
+            if member.scored is None and _answers(member, data.attempt) and data.tries == member.tries:
+                member.failed_us = event.time_us
+        case e.EvaluationScored() as data:
+            if member.scored is None and _answers(member, data.attempt):
+                member.scored = data
+        case e.ExecutionSettled() as data:
+            member.settled = data
+            member.finished = member.scored = member.failed_us = None
+            if data.outcome != "valid":
+                member.tree = None
+
+
+def _answers(member: Member, attempt: int) -> bool:
+    """Whether an evaluation of this attempt is one that was asked for."""
+    return member.tries > 0 and member.finished is not None and member.finished.attempt == attempt
+
+
+def _settle(member: Member, execution: str, budget_us: int) -> e.ExecutionSettled | None:
+    """The outcome by the rules in the module's docstring, in their order; None while it is open."""
+    finished, scored, tree = member.finished, member.scored, member.tree
+    if finished is None:
+        return None
+    attempt = finished.attempt
+
+    def settled(outcome: Verdict, reason: str, reward: float = 0.0) -> e.ExecutionSettled:
+        evaluation = evaluation_id(execution, attempt) if outcome == "valid" else ""
+        return e.ExecutionSettled(attempt=attempt, outcome=outcome, reward=reward, evaluation=evaluation, reason=reason)
+
+    if finished.reason in EXCLUDING:
+        return settled("excluded", finished.reason)
+    if finished.reason == "total_failure" or not finished.workspace:
+        return settled("placeholder", "nothing to evaluate")
+    if tree is not None and not tree.intact:
+        return settled("excluded", "records are not what was sealed")
+    if tree is not None and tree.attempt != attempt:
+        return settled("excluded", "the tree is of another attempt")
+    if scored is not None:
+        if scored.workspace_digest != finished.workspace_digest or scored.branch != -1:
+            return settled("excluded", "another state was evaluated")
+        if not scored.valid or not math.isfinite(scored.score):
+            return settled("excluded", "the score is not valid")
+        return settled("valid", finished.reason, scored.score) if tree is not None else None
+    if member.failed_us is not None and member.failed_us - _started_us(member) >= budget_us:
+        return settled("excluded", "evaluation failed until the budget was spent")
+    return None
+
+
+def _started_us(member: Member) -> int:
+    return member.finished_us if member.started_us is None else member.started_us
+
+
+def _request(member: Member, execution: str, group: Group) -> Iterator[Decision]:
+    """Asks for the first evaluation, or for the next after one that failed."""
+    finished = member.finished
+    if finished is None or member.scored is not None or (member.tries and member.failed_us is None):
+        return
+    yield _decision(
+        "evaluation.requested",
+        evaluation_id(execution, finished.attempt),
+        e.EvaluationRequested(
+            execution=execution,
+            attempt=finished.attempt,
+            task=group.task,
+            task_digest=group.task_digest,
+            workspace=finished.workspace,
+            workspace_digest=finished.workspace_digest,
+            tries=member.tries + 1,
+        ),
+    )
+
+
+def _close(state: State, name: str, group: Group) -> Iterator[Decision]:
+    """Ready and materialized, or discarded when fewer than two rewards can be compared."""
+    outcomes = [(execution, group.members[execution]) for execution in group.executions]
+    settled = [(execution, member.settled, member.tree) for execution, member in outcomes if member.settled is not None]
+    counted = [outcome.reward for _, outcome, _ in settled if outcome.outcome != "excluded"]
+    if len(counted) < LEAST_BASELINE:
+        data = e.GroupDiscarded(reason="fewer than two rewards in the baseline", valid=len(counted))
+        yield _decision("group.discarded", name, data)
+        return
+    against = baseline(counted)
+    rewards = [
+        Reward(
+            execution=execution,
+            attempt=outcome.attempt,
+            outcome=outcome.outcome,
+            reward=outcome.reward,
+            advantage=0.0 if outcome.outcome == "excluded" else advantage(outcome.reward, against, state.advantage),
+        )
+        for execution, outcome, _ in settled
+    ]
+    yield _decision("group.ready", name, e.GroupReady(rewards=rewards, mean=against.mean, std=against.std))
+    rows = [row for _, _, tree in settled if tree is not None for row in tree.rows]
+    yield _decision("group.materialized", name, e.GroupMaterialized(rows=rows))
+
+
+def _decision(kind: str, entity: str, data: Value) -> Decision:
+    return Decision(kind=kind, entity=entity, data=data)
