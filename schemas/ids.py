@@ -15,6 +15,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+
+def run_id(now: datetime, suffix: str) -> str:
+    """`now` in UTC to the minute; `suffix` (letters and digits) tells runs of one minute apart."""
+    return f"r-{now:%Y%m%d-%H%M}-{suffix}"
+
 
 def group_id(index: int) -> str:
     return f"g-{index:06d}"
