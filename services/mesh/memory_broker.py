@@ -132,7 +132,7 @@ class MemoryStream:
 
 
 class MemoryBroker:
-    """What the buses of one process share: streams by name, and blobs as (SHA-256 in hex, content) by bucket and name."""
+    """What the buses of one process share: streams by name; blobs, as (SHA-256 in hex, content), by bucket and name."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -46,6 +46,7 @@ class DeliveryFate(Enum):
     ONCE = "once"
     TWICE = "twice"
     LOST = "lost"
+    """The reader notices at the next delivery or after a reconnection."""
 
 
 def always_answered(subject: str, msg_id: str) -> PublishFate:
@@ -90,7 +91,7 @@ class MemoryBus:
     def reconnect(self) -> None:
         self._up.set()
         for reader in self._readers:
-            reader.wake()
+            reader.restart()
 
     def release_late(self) -> int:
         """Fault: publishes that were held back reach the broker now. Returns how many of them it stored."""
@@ -143,7 +144,7 @@ class MemoryBus:
         await asyncio.sleep(0)
         known = self.broker.stream(stream)
         if not any(subject_matches(pattern, subject) for pattern in known.subjects):
-            raise BusError("the stream doesn't take this subject", where=subject, remedy=f"publish it to {stream}'s own")
+            raise BusError(f"{stream} doesn't take this subject", where=subject, remedy="see schemas.streams")
         fate = self.publish_fate(subject, headers[face.MSG_ID])
         if fate is PublishFate.LATE:
             self._late.append((stream, subject, data, headers))
@@ -270,7 +271,9 @@ class MemoryReader:
     def ended(self) -> bool:
         return self._closed or self._cursor.done
 
-    def wake(self) -> None:
+    def restart(self) -> None:
+        """Goes on from the position, as after a reconnection."""
+        self._started = False
         self._waker.set()
 
     def __aiter__(self) -> Self:

@@ -17,7 +17,7 @@ from services.mesh import bus as face
 from services.mesh import publishing
 from services.mesh.bus import PUBLISH_DEADLINE_S, Stored, time_us_of
 from services.mesh.nats_blobs import NatsBlobs
-from services.mesh.nats_link import ApiError, Link, nanoseconds_of, parse_headers
+from services.mesh.nats_link import ApiError, Link, NobodyListens, nanoseconds_of, parse_headers
 from services.mesh.nats_reader import NatsReader
 from services.mesh.publishing import Unanswered, WrongSequence
 
@@ -144,10 +144,8 @@ class NatsBus:
         """One publish for `publishing.publish`."""
         try:
             reply = await self.link.request(subject, data, timeout_s, headers)
-        except Unanswered:
-            # Nobody listens on the subject when the stream is absent, and also while the server starts up.
-            if self.link.up:
-                await self._must_exist(stream)
+        except NobodyListens:
+            await self._must_exist(stream)
             raise
         ack: dict[str, Any] = json.loads(reply.data)
         if "error" not in ack:

@@ -41,6 +41,10 @@ class ApiError(Exception):
         super().__init__(f"{self.description} (JetStream error {self.err_code})")
 
 
+class NobodyListens(Unanswered):
+    """Certainly not stored: the stream is absent, or the server is still starting up."""
+
+
 class NoAnswer(BusError):
     """JetStream did not answer a question, asked again and again, in time."""
 
@@ -130,7 +134,8 @@ class Link:
         # Its error is looked at even when we are cancelled or the connection is lost at the same moment.
         asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            await asyncio.wait({asking, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [asking, self._lost]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 raise Unanswered(f"connection to {self.url} lost")
             return asking.result()
@@ -144,6 +149,8 @@ class Link:
             raise BusError("the connection is closed", where=self.url, remedy="connect again") from error
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
             raise BusError(str(error), where=subject, remedy="correct the subject or the headers") from error
+        except nats.errors.NoRespondersError as error:
+            raise NobodyListens(str(error)) from error
         except (nats.errors.Error, OSError) as error:
             raise Unanswered(str(error) or type(error).__name__) from error
         finally:

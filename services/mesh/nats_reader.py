@@ -1,7 +1,8 @@
 """Reading a stream in order through bounded pulls.
 
-An ephemeral consumer without acknowledgement starts after the last message that the caller got; one pull at a time asks
-for a bounded batch and lingers, so a new message arrives at once and an idle reader costs a heartbeat every few seconds.
+An ephemeral consumer without acknowledgement starts after the last message that the caller got. One pull at a time
+asks for a bounded batch and lingers: a new message arrives at once, and an idle reader costs a heartbeat every few
+seconds.
 
     no consumer ── create at last + 1 ──> pulling ── batch full, expired, "no more" ──> pulls again
          ^                                   │
@@ -105,7 +106,8 @@ class NatsReader:
         """One raw delivery: the next message, or None when it was a status or made the reader start again."""
         self._wanted -= 1
         if not message.reply.startswith("$JS.ACK."):
-            return await self._take_status(message)
+            await self._take_status(message)
+            return None
         # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<nanoseconds>.<pending>; a server with
         # domains puts two tokens more in front and may put one behind.
         tokens = message.reply.split(".")
@@ -128,16 +130,19 @@ class NatsReader:
         )
 
     async def _take_status(self, message: Msg) -> None:
-        status = (message.headers or {}).get("Status", "")
+        headers = message.headers or {}
+        status = headers.get("Status", "")
         if status == "100":
             self._wanted += 1
-        elif status in ("404", "408") or (status == "409" and "MaxBytes" in str(message.headers)):
+            if self._cursor.missed(int(headers.get("Nats-Last-Consumer", 0))):
+                await self._drop_consumer()
+        elif status in ("404", "408") or (status == "409" and "MaxBytes" in headers.get("Description", "")):
             self._wanted = 0
         elif status in ("409", "503"):
             # The consumer was deleted, has expired, or lost its server.
             await self._drop_consumer()
         else:
-            raise BusError(f"the server refused a pull: {message.headers}", where=self._stream)
+            raise BusError(f"the server refused a pull: {headers}", where=self._stream)
 
     async def _ask_for_more(self) -> None:
         """Makes sure that a pull is outstanding, then waits for anything to happen."""
@@ -188,7 +193,8 @@ class NatsReader:
     async def _make_consumer(self) -> None:
         self._epoch = self._link.epoch
         self._wanted = 0
-        self._inbox = inbox = deque()
+        inbox: deque[Msg] = deque()
+        self._inbox = inbox
 
         async def deliver(message: Msg) -> None:
             inbox.append(message)

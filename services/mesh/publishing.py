@@ -62,7 +62,7 @@ async def publish(
     """Implements `Bus.publish` over a port; `attempt_s` bounds the wait for one answer."""
     face.check_subject(subject)
     if not msg_id or not msg_id.isprintable() or msg_id != msg_id.strip():
-        raise BusError(f"{msg_id!r} cannot be a message id", where=subject, remedy="give every publish an id of its own")
+        raise BusError(f"{msg_id!r} cannot be a message id", where=subject, remedy="give each message an id of its own")
     scope = expect_filter or subject
     if not face.subject_matches(scope, subject):
         raise BusError(

