@@ -1,4 +1,4 @@
-"""Admission, equation (4): at most J_max root-to-leaf paths of a tree, each with the targets that are frozen at its draw.
+"""Admission, equation (4): at most J_max root-to-leaf paths of a tree, each with targets that are frozen at its draw.
 
 Pure over the counts in `execution.tree-frozen`. One draw is one pass over the nodes, parents first, so a tree of any
 depth costs its size. Invariants: targets of different rows are disjoint; their union lies in what may be trained; the

@@ -1,4 +1,4 @@
-"""State of the outcome decider. Mutable; round-trips through MessagePack; holds open groups only, so it stays bounded."""
+"""State of the outcome decider. Mutable, goes through MessagePack, and bounded: it holds open groups only."""
 
 from __future__ import annotations
 

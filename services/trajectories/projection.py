@@ -1,0 +1,70 @@
+"""LOG and RECORDS into the store. The live service and a rebuild use the same path, so both give the same rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from schemas import streams
+from schemas.envelope import Event
+from schemas.errors import LogBroken
+from schemas.events import ExecutionSealed, ExecutionTreeFrozen
+from schemas.records import FrozenTree
+from services.mesh.bus import Bus
+from services.mesh.codec import decode
+from services.trajectories.store import PROJECTED, Store
+from services.trajectories.tree import read_sealed
+
+_KEPT_TREES = 16
+
+
+class Projection:
+    """Applies events in log order. `keep` spares it from reading RECORDS again for a tree that was just frozen."""
+
+    def __init__(self, *, bus: Bus, run: str, store: Store) -> None:
+        self._bus, self._run, self._store = bus, run, store
+        self._trees: OrderedDict[str, FrozenTree] = OrderedDict()
+        self.position = 0
+        """LOG sequence of the last event that was applied."""
+
+    def __repr__(self) -> str:
+        return f"<Projection of {self._run} [position {self.position}, {len(self._trees)} trees kept]>"
+
+    def keep(self, tree: FrozenTree) -> None:
+        self._trees[tree.execution] = tree
+        if len(self._trees) > _KEPT_TREES:
+            self._trees.popitem(last=False)
+
+    async def resume(self) -> int:
+        """LOG sequence after which to go on."""
+        self.position = await asyncio.to_thread(self._store.position)
+        return self.position
+
+    async def apply(self, event: Event) -> None:
+        if isinstance(event.data, PROJECTED):
+            await asyncio.to_thread(self._store.apply, event, await self._tree(event))
+        self.position = event.seq
+
+    async def rebuild(self) -> None:
+        """Drops this run's rows and fills them again from all that LOG and RECORDS hold now."""
+        await asyncio.to_thread(self._store.reset)
+        log = streams.log_stream(self._run)
+        async for stored in self._bus.read_range(log, 0, await self._bus.last_seq(log)):
+            await self.apply(decode(stored))
+
+    async def _tree(self, event: Event) -> FrozenTree | None:
+        if not isinstance(event.data, ExecutionTreeFrozen) or not event.data.blob:
+            return None
+        kept = self._trees.pop(event.entity, None)
+        if kept is not None and kept.attempt == event.data.attempt:
+            return kept
+        # A frozen tree names the seal that it answers.
+        sealed = decode(await self._bus.get(streams.log_stream(self._run), event.causation))
+        if not isinstance(sealed.data, ExecutionSealed):
+            raise LogBroken(f"{event.id} answers a {sealed.kind}, not a seal", where=f"sequence {event.seq}")
+        return await read_sealed(self._bus, self._run, event.entity, sealed.data)
+
+
+async def rebuild(bus: Bus, run: str, store: Store) -> None:
+    """Drop and fill: the rows of `run` from LOG and RECORDS alone."""
+    await Projection(bus=bus, run=run, store=store).rebuild()

@@ -1,0 +1,82 @@
+"""The trajectories service: the outcome decider in its shell, the freezer of trees, the SQL projection, and a read-only
+face over HTTP.
+
+    LOG ── shell(Outcome) ──> evaluation.requested, execution.settled, group.ready, .materialized, .discarded
+    LOG ── freezer ─ RECORDS ─> BLOBS, execution.tree-frozen
+    LOG ── projection ─ RECORDS ─> SQL ──> GET /executions/{id}/tree
+
+The shell takes the fence first; everything that this service says leaves under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy import URL
+
+from services.mesh.service import Context, announce
+from services.mesh.shell import Shell
+from services.trajectories.core.outcome import Outcome
+from services.trajectories.freezer import Freezer
+from services.trajectories.projection import Projection
+from services.trajectories.store import Store
+
+DATABASE = "trajectories.sqlite"
+
+
+def database_url(context: Context) -> str | URL:
+    """The configured database, or SQLite in the run's folder."""
+    return context.config.trajectories.database or URL.create("sqlite", database=str(context.folder / DATABASE))
+
+
+async def serve(context: Context) -> None:
+    """Runs until cancelled; ends with the error of whichever part fails first."""
+    store = await asyncio.to_thread(Store, database_url(context), context.run)
+    shell = Shell(decider=Outcome(), bus=context.bus, clock=context.clock, publisher=context.publisher)
+    projection = Projection(bus=context.bus, run=context.run, store=store)
+    freezer = Freezer(context, frozen=projection.keep)
+
+    async def tree(request: web.Request) -> web.Response:
+        execution = request.match_info["execution"]
+        found = await asyncio.to_thread(store.tree, execution)
+        if found is None:
+            return web.json_response(
+                {"error": {"type": "not_found", "message": f"no execution {execution}"}}, status=404
+            )
+        return web.json_response(found)
+
+    async def freeze() -> None:
+        await shell.caught_up.wait()
+        await freezer.follow()
+
+    async def project() -> None:
+        async for event in context.events(await projection.resume()):
+            await projection.apply(event)
+
+    context.health.app.add_routes([web.get("/executions/{execution}/tree", tree)])
+    context.health.ready = lambda: "" if shell.caught_up.is_set() else "reading the log"
+    context.health.gauge("gyre_open_groups", "Groups that are not settled", lambda: len(shell.driver.state.groups))
+    context.health.gauge("gyre_trees_frozen", "Trees frozen by this process", lambda: freezer.count)
+    context.health.gauge("gyre_records_broken", "Seals that RECORDS did not keep", lambda: freezer.broken)
+    context.health.gauge("gyre_projection_position", "LOG sequence in the database", lambda: projection.position)
+    await announce(context)
+    try:
+        await _all(shell.run(), freeze(), project())
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+async def _all(*parts: Coroutine[Any, Any, None]) -> None:
+    """Runs the parts together; the first error ends them all and is raised as it is."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
