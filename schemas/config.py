@@ -23,7 +23,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections: frozen, unknown keys refused. (msgspec does not inherit `kw_only`, so each class says it.)"""
 
 
-class Cells(Section, kw_only=True):
+class Cells(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     count: int = 3
     """K: elastic cells; `cell-0` is the core."""
     capacity: int = 16
@@ -32,7 +32,7 @@ class Cells(Section, kw_only=True):
     """How many cells, from the core on, may take the training role."""
 
 
-class Scheduler(Section, kw_only=True):
+class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     strategy: Literal["elastic"] = "elastic"
     """Who trains when; `elastic` is the paper's."""
     N: int = 16
@@ -49,24 +49,24 @@ class Scheduler(Section, kw_only=True):
     """Seconds for which the supply check must hold without a break."""
 
 
-class Policy(Section, kw_only=True):
+class Policy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str = "policy"
     """Folder with `config.json`, `model.safetensors` and `tokenizer.json`; relative to the cache folder, or absolute."""
 
 
-class Tasks(Section, kw_only=True):
+class Tasks(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str = "tasks"
     """Folder of task folders in Harbor's format; relative to the cache folder, or absolute."""
 
 
-class Prepare(Section, kw_only=True):
+class Prepare(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     makes: str
     """File or folder under the cache folder that the command makes; when it is there already the command is not run."""
     command: list[str]
     """`{python}`, `{out}` and `{here}` (folder of the configuration file) are filled in."""
 
 
-class Harness(Section, kw_only=True):
+class Harness(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: list[str]
     """Program of the harness; `{python}`, `{here}`, `{instruction}` (a file) and `{report}` (a file) are filled in."""
     env: dict[str, str] = {}
@@ -79,7 +79,7 @@ class Harness(Section, kw_only=True):
     """Budget of the whole execution, evaluation included."""
 
 
-class Proxy(Section, kw_only=True):
+class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: int = 0
     """0 takes a free port."""
     temperature: float = 1.0
@@ -92,7 +92,7 @@ class Proxy(Section, kw_only=True):
     """Seconds for which generation goes on after its client left."""
 
 
-class Rollout(Section, kw_only=True):
+class Rollout(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adapter: Literal["reference"] = "reference"
     """Which engine serves a cell in the rollout role."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -105,14 +105,14 @@ class Rollout(Section, kw_only=True):
     """How weights travel; `auto` prefers the Mooncake Transfer Engine and says which it took."""
 
 
-class Evaluator(Section, kw_only=True):
+class Evaluator(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: int = 2
     """Evaluations that one evaluator runs at a time."""
     timeout_s: float = 120.0
     """Bound of one evaluation; past it the evaluation failed and may be retried."""
 
 
-class Trajectories(Section, kw_only=True):
+class Trajectories(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     J_max: int = 5
     """Most trajectories that one execution may contribute (section 'Trajectory sampling')."""
     database: str = ""
@@ -121,7 +121,7 @@ class Trajectories(Section, kw_only=True):
     """Group-relative advantage: (r - mean) / (std + 1e-4), or r - mean."""
 
 
-class Packer(Section, kw_only=True):
+class Packer(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     T: int = 16384
     """Most tokens of a micro-step; an execution that is longer alone gets a micro-step of its own."""
     reorder_groups: int = 2
@@ -130,7 +130,7 @@ class Packer(Section, kw_only=True):
     """Micro-steps kept enqueued and unclaimed; the packer pulls the next group when fewer are."""
 
 
-class Trainer(Section, kw_only=True):
+class Trainer(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
@@ -143,18 +143,16 @@ class Trainer(Section, kw_only=True):
     loss_cap: float = 100.0
     threads: int = 1
     keep_checkpoints: int = 2
-    port: int = 0
-    """Rendezvous of the cell's torch world; 0 takes a free port."""
 
 
-class Bus(Section, kw_only=True):
+class Bus(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = ""
     """A running NATS server; empty starts one in the state folder."""
     port: int = 0
     """Port of the server that we start; 0 takes a free port."""
 
 
-class Config(Section, kw_only=True):
+class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     seed: int = 0
     steps: int = 20

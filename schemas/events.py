@@ -26,7 +26,7 @@ from schemas.units import (
 # run
 
 
-class RunStarted(Value, kw_only=True):
+class RunStarted(Value, frozen=True, kw_only=True):
     seed: int
     config: Config
     tasks: list[TaskRef]
@@ -37,7 +37,7 @@ class RunStarted(Value, kw_only=True):
     """Decision flags: a later version of a decider takes the old path for a log without its flag."""
 
 
-class RunFinished(Value, kw_only=True):
+class RunFinished(Value, frozen=True, kw_only=True):
     steps: int
     reason: Literal["steps_done", "stopped"]
 
@@ -49,7 +49,7 @@ DispatchReason = Literal["initial", "boundary", "replacement", "refill"]
 the next publication."""
 
 
-class GroupDispatched(Value, kw_only=True):
+class GroupDispatched(Value, frozen=True, kw_only=True):
     task: str
     task_digest: str
     reason: DispatchReason
@@ -59,28 +59,28 @@ class GroupDispatched(Value, kw_only=True):
     executions: list[str]
 
 
-class GroupReady(Value, kw_only=True):
+class GroupReady(Value, frozen=True, kw_only=True):
     rewards: list[Reward]
     mean: float
     std: float
 
 
-class GroupMaterialized(Value, kw_only=True):
+class GroupMaterialized(Value, frozen=True, kw_only=True):
     rows: list[RowPlan]
 
 
-class GroupClaimed(Value, kw_only=True):
+class GroupClaimed(Value, frozen=True, kw_only=True):
     batch: str
 
 
-class GroupConsumed(Value, kw_only=True):
+class GroupConsumed(Value, frozen=True, kw_only=True):
     batch: str
     version_dispatched: int
     version_trained: int
     staleness: int
 
 
-class GroupDiscarded(Value, kw_only=True):
+class GroupDiscarded(Value, frozen=True, kw_only=True):
     reason: str
     valid: int
     """Rewards that would have been in the baseline; fewer than two cannot be compared."""
@@ -89,24 +89,24 @@ class GroupDiscarded(Value, kw_only=True):
 # execution
 
 
-class ExecutionDispatched(Value, kw_only=True):
+class ExecutionDispatched(Value, frozen=True, kw_only=True):
     group: str
     member: int
     task: str
 
 
-class ExecutionPlaced(Value, kw_only=True):
+class ExecutionPlaced(Value, frozen=True, kw_only=True):
     cell: str
     epoch: int
     attempt: int
     reason: list[Check] = []
 
 
-class ExecutionStarted(Value, kw_only=True):
+class ExecutionStarted(Value, frozen=True, kw_only=True):
     attempt: int
 
 
-class ExecutionFinished(Value, kw_only=True):
+class ExecutionFinished(Value, frozen=True, kw_only=True):
     attempt: int
     reason: FinishReason
     exit_code: int | None
@@ -119,7 +119,7 @@ class ExecutionFinished(Value, kw_only=True):
     """Why it failed, in our own words, never the harness's output."""
 
 
-class ExecutionSealed(Value, kw_only=True):
+class ExecutionSealed(Value, frozen=True, kw_only=True):
     attempt: int
     records: int
     """Entries of this attempt in RECORDS."""
@@ -129,7 +129,7 @@ class ExecutionSealed(Value, kw_only=True):
     """blake2b over the entries' bytes in order."""
 
 
-class ExecutionTreeFrozen(Value, kw_only=True):
+class ExecutionTreeFrozen(Value, frozen=True, kw_only=True):
     attempt: int
     blob: str
     digest: str
@@ -144,7 +144,7 @@ class ExecutionTreeFrozen(Value, kw_only=True):
     """Class of each leaf in the order of equation (4): 0 main, 1 main-summary, 2 sub-agent, 3 sub-agent-summary."""
 
 
-class ExecutionSettled(Value, kw_only=True):
+class ExecutionSettled(Value, frozen=True, kw_only=True):
     attempt: int
     outcome: Outcome
     reward: float
@@ -155,7 +155,7 @@ class ExecutionSettled(Value, kw_only=True):
 # route
 
 
-class RouteMoved(Value, kw_only=True):
+class RouteMoved(Value, frozen=True, kw_only=True):
     """New calls of an execution go to another engine. `entity` is the execution."""
 
     source: str
@@ -168,7 +168,7 @@ class RouteMoved(Value, kw_only=True):
 # evaluation
 
 
-class EvaluationRequested(Value, kw_only=True):
+class EvaluationRequested(Value, frozen=True, kw_only=True):
     execution: str
     attempt: int
     task: str
@@ -180,11 +180,11 @@ class EvaluationRequested(Value, kw_only=True):
     tries: int = 1
 
 
-class EvaluationClaimed(Value, kw_only=True):
+class EvaluationClaimed(Value, frozen=True, kw_only=True):
     evaluator: str
 
 
-class EvaluationScored(Value, kw_only=True):
+class EvaluationScored(Value, frozen=True, kw_only=True):
     execution: str
     attempt: int
     score: float
@@ -197,7 +197,7 @@ class EvaluationScored(Value, kw_only=True):
     seconds: float
 
 
-class EvaluationFailed(Value, kw_only=True):
+class EvaluationFailed(Value, frozen=True, kw_only=True):
     execution: str
     attempt: int
     reason: str
@@ -207,7 +207,7 @@ class EvaluationFailed(Value, kw_only=True):
 # cell
 
 
-class CellJoined(Value, kw_only=True):
+class CellJoined(Value, frozen=True, kw_only=True):
     index: int
     capacity: int
     url: str
@@ -217,7 +217,7 @@ class CellJoined(Value, kw_only=True):
     capabilities: list[str]
 
 
-class CellRoleTransition(Value, kw_only=True):
+class CellRoleTransition(Value, frozen=True, kw_only=True):
     phase: Phase
     source: CellRole
     target: CellRole
@@ -229,14 +229,14 @@ class CellRoleTransition(Value, kw_only=True):
     """Policy version that the engine holds, where the phase sets one."""
 
 
-class CellLost(Value, kw_only=True):
+class CellLost(Value, frozen=True, kw_only=True):
     reason: str
 
 
 # batch
 
 
-class BatchOpened(Value, kw_only=True):
+class BatchOpened(Value, frozen=True, kw_only=True):
     step: int
     """Training step that the batch feeds, from 1."""
     version: int
@@ -248,12 +248,12 @@ class BatchOpened(Value, kw_only=True):
     members: list[str]
 
 
-class BatchStreamClosed(Value, kw_only=True):
+class BatchStreamClosed(Value, frozen=True, kw_only=True):
     micro_steps: int
     groups: list[str]
 
 
-class BatchStepped(Value, kw_only=True):
+class BatchStepped(Value, frozen=True, kw_only=True):
     step: int
     version: int
     """Version after the step."""
@@ -273,14 +273,14 @@ class BatchStepped(Value, kw_only=True):
     seconds: float
 
 
-class BatchFailed(Value, kw_only=True):
+class BatchFailed(Value, frozen=True, kw_only=True):
     reason: str
 
 
 # micro-step
 
 
-class MicroStepEnqueued(Value, kw_only=True):
+class MicroStepEnqueued(Value, frozen=True, kw_only=True):
     batch: str
     index: int
     blob: str
@@ -288,13 +288,13 @@ class MicroStepEnqueued(Value, kw_only=True):
     rows: list[RowRef]
 
 
-class MicroStepClaimed(Value, kw_only=True):
+class MicroStepClaimed(Value, frozen=True, kw_only=True):
     batch: str
     cell: str
     epoch: int
 
 
-class MicroStepDone(Value, kw_only=True):
+class MicroStepDone(Value, frozen=True, kw_only=True):
     batch: str
     cell: str
     loss: float
@@ -306,7 +306,7 @@ class MicroStepDone(Value, kw_only=True):
     seconds: float
 
 
-class MicroStepReleased(Value, kw_only=True):
+class MicroStepReleased(Value, frozen=True, kw_only=True):
     batch: str
     reason: str
 
@@ -314,7 +314,7 @@ class MicroStepReleased(Value, kw_only=True):
 # weights
 
 
-class WeightsExposed(Value, kw_only=True):
+class WeightsExposed(Value, frozen=True, kw_only=True):
     version: int
     purpose: Literal["join", "publish"]
     address: dict[str, Any]
@@ -322,7 +322,7 @@ class WeightsExposed(Value, kw_only=True):
     bytes: int
 
 
-class WeightsPublished(Value, kw_only=True):
+class WeightsPublished(Value, frozen=True, kw_only=True):
     version: int
     bytes: int
     seconds: float
@@ -332,7 +332,7 @@ class WeightsPublished(Value, kw_only=True):
 # burst, timer, checkpoint, service
 
 
-class BurstOpened(Value, kw_only=True):
+class BurstOpened(Value, frozen=True, kw_only=True):
     index: int
     """From 1."""
     steps: int
@@ -340,22 +340,22 @@ class BurstOpened(Value, kw_only=True):
     version: int
 
 
-class BurstEnded(Value, kw_only=True):
+class BurstEnded(Value, frozen=True, kw_only=True):
     version: int
     core_stays: bool
     reason: list[Check]
 
 
-class TimerSet(Value, kw_only=True):
+class TimerSet(Value, frozen=True, kw_only=True):
     purpose: str
     due_us: int
 
 
-class TimerFired(Value, kw_only=True):
+class TimerFired(Value, frozen=True, kw_only=True):
     purpose: str
 
 
-class CheckpointSaved(Value, kw_only=True):
+class CheckpointSaved(Value, frozen=True, kw_only=True):
     version: int
     path: str
     """Relative to the run's folder."""
@@ -363,11 +363,11 @@ class CheckpointSaved(Value, kw_only=True):
     log_sequence: int
 
 
-class ServiceJoined(Value, kw_only=True):
+class ServiceJoined(Value, frozen=True, kw_only=True):
     url: str
     """Where the service answers HTTP: health, readiness, metrics and what else it serves."""
     pid: int
 
 
-class ServiceLeft(Value, kw_only=True):
+class ServiceLeft(Value, frozen=True, kw_only=True):
     reason: str

@@ -77,7 +77,7 @@ _TABLE = [
     _kind("burst.ended", {"scheduler": "decision"}, True, e.BurstEnded, "Its weights are published; the core stays or returns."),
     _kind("timer.set", {"scheduler": "decision", "trajectories": "decision"}, True, e.TimerSet, "A decider wants to be woken."),
     _kind("timer.fired", {"scheduler": "fact", "trajectories": "fact"}, True, e.TimerFired, "The time has come."),
-    _kind("checkpoint.saved", {"trainer": "fact"}, True, e.CheckpointSaved, "A version is durable."),
+    _kind("checkpoint.saved", {"trainer": "fact"}, False, e.CheckpointSaved, "A version is durable."),
     _kind("service.joined", dict.fromkeys(_SERVICES, "fact"), False, e.ServiceJoined, "A service answers at this address."),
     _kind("service.left", dict.fromkeys(_SERVICES, "fact"), False, e.ServiceLeft, "A service ends as asked."),
 ]

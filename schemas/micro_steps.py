@@ -1,8 +1,8 @@
 """The arrays of one micro-step: packed rows of tokens with everything that the objective (5), (6) needs.
 
 A micro-step is a run of `S` tokens cut into `R` rows by `cu_seqlens`; each row is one trajectory of one of its `E`
-executions. Arrays travel as little-endian bytes of the dtypes in `DTYPES`, so that this module needs no numpy. Invariants,
-checked by `validate`:
+executions. Arrays travel as little-endian bytes of the dtypes in `DTYPES`, so that this module needs no numpy.
+Invariants, checked by `validate`:
 
 - array lengths agree; `cu_seqlens` rises strictly from 0 to S;
 - a target (`targets[u] == 1`) is predicted from position u-1 of its row, so the first token of a row is none;
@@ -103,7 +103,9 @@ def validate(micro_step: MicroStep, *, vocab_size: int | None = None) -> None:
     size, rows, executions = len(tokens), len(row_execution), len(micro_step.executions)
     _check_rows(micro_step, cu_seqlens, size, rows)
     if vocab_size is not None and size and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise _wrong(micro_step, "tokens", f"ids from {min(tokens)} to {max(tokens)} outside a vocabulary of {vocab_size}")
+        raise _wrong(
+            micro_step, "tokens", f"ids from {min(tokens)} to {max(tokens)} outside a vocabulary of {vocab_size}"
+        )
     if len(set(micro_step.executions)) != executions:
         raise _wrong(micro_step, "executions", "an id occurs twice")
     if rows and not 0 <= min(row_execution) <= max(row_execution) < executions:

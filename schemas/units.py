@@ -18,7 +18,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of event data."""
 
 
-class Check(Value, kw_only=True):
+class Check(Value, frozen=True, kw_only=True):
     """One inequality of a rule, as it stood: `left op right`."""
 
     rule: str
@@ -40,7 +40,7 @@ def check(rule: str, left: float, op: Literal["<=", ">=", "<", ">", "=="], right
     return Check(rule=rule, left=float(left), op=op, right=float(right), holds=holds)
 
 
-class TaskRef(Value, kw_only=True):
+class TaskRef(Value, frozen=True, kw_only=True):
     """A task of the run: its folder's name, a digest of its content, its own time-outs in seconds (0: the run's)."""
 
     name: str
@@ -49,7 +49,7 @@ class TaskRef(Value, kw_only=True):
     verifier_timeout_s: float = 0.0
 
 
-class Counters(Value, kw_only=True):
+class Counters(Value, frozen=True, kw_only=True):
     """What a harness says of its own model calls."""
 
     calls: int = 0
@@ -57,7 +57,7 @@ class Counters(Value, kw_only=True):
     harness_errors: int = 0
 
 
-class Reward(Value, kw_only=True):
+class Reward(Value, frozen=True, kw_only=True):
     """Outcome of one execution inside a ready group."""
 
     execution: str
@@ -68,7 +68,7 @@ class Reward(Value, kw_only=True):
     """0 for an excluded execution, which is in no baseline either."""
 
 
-class RowPlan(Value, kw_only=True):
+class RowPlan(Value, frozen=True, kw_only=True):
     """One admitted trajectory: a root-to-leaf path of a frozen tree with the targets frozen at its draw."""
 
     execution: str
@@ -85,7 +85,7 @@ class RowPlan(Value, kw_only=True):
     """Nodes of the path whose outputs are this row's targets."""
 
 
-class GapStats(Value, kw_only=True):
+class GapStats(Value, frozen=True, kw_only=True):
     """Engine against trainer log-probabilities over target tokens sampled at the version being trained."""
 
     sum_abs: float = 0.0
@@ -93,7 +93,7 @@ class GapStats(Value, kw_only=True):
     count: int = 0
 
 
-class RowRef(Value, kw_only=True):
+class RowRef(Value, frozen=True, kw_only=True):
     """A packed row: which draw of which execution."""
 
     execution: str

@@ -1,0 +1,62 @@
+"""Where one cell stands between its two roles, folded from LOG: pure, so that a restarted process knows what is its turn.
+
+    serving --decided--> leaving --(drained, memory given back) released--> training
+    training --decided--> waiting --(trainer) released--> returning --acquired--> arrived --completed--> serving
+
+`turn` says what this process has to do now: nothing, leave, or return. Everything of an older epoch is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from schemas import events as e
+from schemas.envelope import Event
+
+Turn = Literal["", "leave", "return"]
+
+
+class CellRole(msgspec.Struct, kw_only=True):
+    cell: str
+    epoch: int = 0
+    stand: Literal["serving", "leaving", "training", "waiting", "returning", "arrived"] = "serving"
+    cause: tuple[str, int] = ("", 0)
+    """Id and sequence of the decision that the current move answers."""
+    published: int = 0
+    """Newest version that was exposed for publication."""
+    exposure: dict[str, Any] | None = None
+    """Its address; None while the starting policy is current."""
+
+    @property
+    def accepting(self) -> bool:
+        return self.stand == "serving"
+
+    @property
+    def turn(self) -> Turn:
+        if self.stand == "leaving":
+            return "leave"
+        return "return" if self.stand == "returning" else ""
+
+    def fold(self, event: Event) -> None:
+        data = event.data
+        if isinstance(data, e.WeightsExposed) and data.purpose == "publish" and data.version >= self.published:
+            self.published, self.exposure = data.version, data.address
+        elif isinstance(data, e.CellRoleTransition) and event.entity == self.cell:
+            self._transition(event, data)
+
+    def _transition(self, event: Event, data: e.CellRoleTransition) -> None:
+        if data.phase == "decided":
+            self.epoch, self.cause = data.epoch, (event.id, event.seq)
+            self.stand = "leaving" if data.target == "train" else "waiting"
+        elif data.epoch != self.epoch:
+            return
+        elif data.phase == "released" and event.owner == "rollout":
+            self.stand = "training"
+        elif data.phase == "released" and event.owner == "trainer":
+            self.stand = "returning"
+        elif data.phase == "acquired" and event.owner == "rollout":
+            self.stand = "arrived"
+        elif data.phase == "completed" and data.target == "rollout":
+            self.stand = "serving"

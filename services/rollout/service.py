@@ -1,0 +1,213 @@
+"""A cell's rollout side: its engine behind a small gate, its changes of role, and the weights that it pulls.
+
+Invariants: a call is accepted only with the cell's current epoch and only while it serves, so a lagging proxy is
+harmless; the engine serves nobody before it holds the version published last; a call in flight when the cell leaves for
+training finishes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Literal
+
+from aiohttp import ClientError, web
+
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.errors import EngineError
+from schemas.ids import cell_index
+from schemas.units import Phase
+from services.mesh.service import Context, announce
+from services.rollout.adapter import EngineAdapter, ReferenceAdapter
+from services.rollout.cell_role import CellRole
+
+EPOCH_HEADER = "x-gyre-epoch"
+
+
+async def serve(context: Context) -> None:
+    config = context.config
+    adapter = ReferenceAdapter(
+        config=config.rollout,
+        model=context.path(config.policy.path),
+        max_running=config.cells.capacity * 2,
+        folder=context.folder / "engines" / context.cell,
+    )
+    cell = RolloutCell(context, adapter)
+    try:
+        await cell.run()
+    finally:
+        await adapter.stop()
+
+
+class RolloutCell:
+    def __init__(self, context: Context, adapter: EngineAdapter) -> None:
+        self._context, self._adapter = context, adapter
+        self.role = CellRole(cell=context.cell)
+        self.version = 0
+        """What the engine holds; -1 while its memory is released."""
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._joined = False
+
+    def __repr__(self) -> str:
+        return f"<RolloutCell {self.role.cell} [{self.role.stand}, epoch {self.role.epoch}, v{self.version}, {self.in_flight} in flight]>"
+
+    async def run(self) -> None:
+        """Until cancelled; raises EngineError when the engine's process ends."""
+        context = self._context
+        past, position = await context.history()
+        for event in past:
+            self.role.fold(event)
+        context.health.app.add_routes(
+            [web.post("/generate", self._generate), web.post("/abort_request", self._abort)]
+        )
+        context.health.ready = lambda: "" if self._joined else "the engine is starting"
+        context.health.gauge("gyre_calls_in_flight", "Calls at this cell's engine", lambda: self.in_flight)
+        context.health.gauge("gyre_engine_version", "Policy version of the engine", lambda: self.version)
+        await self._adapter.start()
+        await announce(context)
+        if self.role.stand in ("training", "waiting"):
+            await self._adapter.release_memory()
+            self.version = -1
+        elif self.role.exposure is not None and self.role.stand in ("serving", "arrived"):
+            await self._pull()
+        await self._join()
+        await self._take_turn()
+        follow = asyncio.create_task(self._follow(position))
+        died = asyncio.create_task(self._adapter.died())
+        try:
+            await asyncio.wait({follow, died}, return_when=asyncio.FIRST_COMPLETED)
+            if died.done():
+                raise EngineError(
+                    f"the engine ended with code {died.result()}",
+                    where=str(context.folder / "engines" / context.cell / "engine.log"),
+                    remedy="the supervisor starts it again; read its log when it keeps ending",
+                )
+            follow.result()
+        finally:
+            follow.cancel()
+            died.cancel()
+            await asyncio.gather(follow, died, return_exceptions=True)
+
+    async def _follow(self, position: int) -> None:
+        async for event in self._context.events(position):
+            before = self.role.published
+            self.role.fold(event)
+            # The same version may be exposed again, by a core that was started again: nothing to pull then.
+            if self.role.published > before and self.role.stand in ("serving", "arrived"):
+                await self._publish(event)
+            await self._take_turn()
+
+    async def _take_turn(self) -> None:
+        if self.role.turn == "leave":
+            await self._leave()
+        elif self.role.turn == "return":
+            await self._return()
+
+    async def _leave(self) -> None:
+        """draining -> drained -> released; what is in flight finishes first."""
+        await self._say_phase("draining", 0.0, target="train")
+        start = time.monotonic()
+        await self._idle.wait()
+        await self._say_phase("drained", time.monotonic() - start, target="train")
+        start = time.monotonic()
+        await self._adapter.release_memory()
+        self.version = -1
+        await self._say_phase("released", time.monotonic() - start, target="train")
+        self.role.stand = "training"
+
+    async def _return(self) -> None:
+        """Memory again, the published weights, then `acquired` with their version."""
+        start = time.monotonic()
+        await self._adapter.resume_memory()
+        await self._pull()
+        await self._say_phase("acquired", time.monotonic() - start, target="rollout")
+        self.role.stand = "arrived"
+
+    async def _publish(self, event: Event) -> None:
+        start = time.monotonic()
+        await self._pull()
+        data = event.data
+        await self._context.say(
+            "weights.published",
+            self.role.cell,
+            e.WeightsPublished(
+                version=self.version,
+                bytes=data.bytes,
+                seconds=time.monotonic() - start,
+                transport=str(data.address.get("kind", "")),
+            ),
+            id=f"{event.id}.{self.role.cell}.published",
+            causation=event.seq,
+        )
+
+    async def _pull(self) -> None:
+        assert self.role.exposure is not None, "memory comes back only after a publication"
+        await self._adapter.pull_weights(self.role.exposure, self.role.published)
+        self.version = self.role.published
+
+    async def _join(self) -> None:
+        context = self._context
+        await context.say(
+            "cell.joined",
+            self.role.cell,
+            e.CellJoined(
+                index=cell_index(self.role.cell),
+                capacity=context.config.cells.capacity,
+                url=context.health.url,
+                engine=self._adapter.engine,
+                version=max(self.version, 0),
+                capabilities=self._adapter.capabilities,
+            ),
+            id=f"{context.run}.{self.role.cell}.joined.{os.getpid()}.{context.clock.now_us()}",
+        )
+        self._joined = True
+
+    async def _say_phase(self, phase: Phase, seconds: float, *, target: Literal["rollout", "train"]) -> None:
+        decision, seq = self.role.cause
+        await self._context.say(
+            "cell.role-transition",
+            self.role.cell,
+            e.CellRoleTransition(
+                phase=phase,
+                source="rollout" if target == "train" else "train",
+                target=target,
+                epoch=self.role.epoch,
+                seconds=seconds,
+                version=self.version,
+            ),
+            id=f"{decision}.{phase}.0",
+            causation=seq,
+        )
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        epoch = request.headers.get(EPOCH_HEADER, "")
+        if epoch != str(self.role.epoch) or not self.role.accepting or not self._joined:
+            error = {
+                "type": "stale_epoch",
+                "epoch": self.role.epoch,
+                "accepting": self.role.accepting,
+                "message": f"{self.role.cell} is at epoch {self.role.epoch} ({self.role.stand}), the call at {epoch or 'none'}",
+            }
+            return web.json_response({"error": error}, status=409)
+        # Counted before the body is read: a cell that leaves meanwhile waits for this call too.
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            body = await request.read()
+            status, answer = await self._adapter.generate(body)
+        except ClientError as error:
+            message = {"type": "engine_unreachable", "message": repr(error)}
+            return web.json_response({"error": message}, status=502)
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+        return web.Response(body=answer, status=status, content_type="application/json")
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        status, answer = await self._adapter.abort(await request.read())
+        return web.Response(body=answer, status=status, content_type="application/json")
