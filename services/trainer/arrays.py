@@ -1,8 +1,8 @@
 """A micro-step as tensors: what the model and the objective read.
 
-`tensors_of` validates first, so whoever holds a `PackedRows` may rely on the invariants of `schemas.micro_steps`. Values
-that only select or count (targets, executions) are gathered to the T target tokens once, here. Tensors are on the CPU; `to`
-moves them.
+`tensors_of` validates first, so whoever holds a `PackedRows` may rely on the invariants of `schemas.micro_steps`.
+Values that only select or count (targets, executions) are gathered to the T target tokens once, here. Tensors are on
+the CPU; `to` moves them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What LOG says about the batch in hand, folded for one training cell. Pure.
 
-A micro-step is free from `enqueued` (or `released`) until `claimed`; a claim answers the event at `free[id].seq`, which is
-what the claim's expected last sequence names. `turn` is the one thing that this cell has to do next.
+A micro-step is free from `enqueued` (or `released`) until `claimed`; a claim answers the event at `free[id].seq`, which
+is what the claim's expected last sequence names. `turn` is the one thing that this cell has to do next.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 `correspondence` is the one table between the two; loading and exporting read it in opposite directions, so that a round
 trip is exact. Megatron fuses what Hugging Face keeps apart:
 
-- `linear_qkv` holds, for each query group in turn, its queries, its key and its value (`[groups, queries + 2, head_dim]`);
+- `linear_qkv` holds, for each query group in turn, its queries, its key and its value (`[groups, queries + 2,
+  head_dim]`);
 - `linear_fc1` holds gate then up.
 
 and cuts tensors among the ranks of a tensor-parallel group: by rows, or by columns for the two projections back to the
-hidden size. A pipeline stage holds its own layers; with a tied head the last stage holds a copy of the embedding, which is
-loaded but never exported.
+hidden size. A pipeline stage holds its own layers; with a tied head the last stage holds a copy of the embedding, which
+is loaded but never exported.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def correspondence(model: CellModel) -> Iterator[Piece]:
             yield _whole("model.norm.weight", here, rank)
         else:
             raise TrainerError(
-                f"parameter {name} has no place in a Qwen3 checkpoint", where="trainer", remedy="use a dense Qwen3 policy"
+                f"parameter {name} has no place in a Qwen3 checkpoint",
+                where="trainer",
+                remedy="use a dense Qwen3 policy",
             )
 
 
@@ -92,13 +95,15 @@ def write_parameters(model: CellModel, tensor_of: TensorOf) -> None:
 
 
 def load_flat(model: CellModel, flat: np.ndarray) -> None:
-    """Sets this rank's parameters from the flat float32 buffer in which weights travel (`services.mesh.weights.layout`)."""
+    """Sets this rank's parameters from the flat float32 buffer in which weights travel
+    (`services.mesh.weights.layout`)."""
     views = _flat_views(model.config, torch.from_numpy(_checked(flat, model.config)))
     write_parameters(model, lambda name: views[name])
 
 
 def flat_weights(model: CellModel, out: np.ndarray | None = None) -> np.ndarray:
-    """The whole policy as the flat float32 buffer, in `out` if given; every rank of the cell calls it and gets all of it."""
+    """The whole policy as the flat float32 buffer, in `out` if given; every rank of the cell calls it and gets all of
+    it."""
     flat = np.zeros(flat_size(model.config), np.float32) if out is None else _checked(out, model.config)
     buffer = torch.from_numpy(flat)
     if dist.get_world_size() > 1:
@@ -128,10 +133,12 @@ def load_policy(model: CellModel, folder: str | Path) -> None:
         raise TrainerError("there is no *.safetensors", where=str(folder), remedy=remedy)
     try:
         opened = [safe_open(path, framework="pt") for path in files]
-        found = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
+        found = {name: file for file in opened for name in file.keys()}
         missing = [slot.name for slot in layout(model.config) if slot.name not in found]
         if missing:
-            raise TrainerError(f"{len(missing)} parameters are missing: {missing[0]} ...", where=str(folder), remedy=remedy)
+            raise TrainerError(
+                f"{len(missing)} parameters are missing: {missing[0]} ...", where=str(folder), remedy=remedy
+            )
         write_parameters(model, lambda name: found[name].get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise TrainerError(f"the weights can't be read: {error}", where=str(folder), remedy=remedy) from error

@@ -1,8 +1,8 @@
 """Megatron-Core where there is no accelerator.
 
-Megatron-Core names CUDA in places that are no choice of the caller's. Everything it computes there works on a CPU as well;
-only the names are in the way. `megatron_device` maps them to the CPU for as long as it is entered, and `megatron_import`
-spares an import that has no use without a GPU. Invariants:
+Megatron-Core names CUDA in places that are no choice of the caller's. Everything it computes there works on a CPU as
+well; only the names are in the way. `megatron_device` maps them to the CPU for as long as it is entered, and
+`megatron_import` spares an import that has no use without a GPU. Invariants:
 
 - with an accelerator both do nothing to torch: real CUDA is never touched;
 - without one, torch is as before when the outermost `megatron_device` is left; `torch.cuda.is_available()` stays False;
@@ -45,8 +45,9 @@ def has_accelerator() -> bool:
 
 @contextlib.contextmanager
 def megatron_import() -> Iterator[None]:
-    """Around the first import of Megatron: its notices of optional libraries are dropped, and without an accelerator its
-    `torch.compile` decorators are skipped, which would load the compiler (seconds, 70 MB) and then run nothing faster."""
+    """Around the first import of Megatron: its notices of optional libraries are dropped, and without an accelerator
+    its `torch.compile` decorators are skipped, which would load the compiler (seconds, 70 MB) and then run nothing
+    faster."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -64,6 +65,7 @@ def megatron_device() -> Iterator[torch.device]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", module=r"megatron\.")
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         if has_accelerator():
             yield torch.device("cuda", torch.cuda.current_device())
             return
@@ -88,7 +90,7 @@ class _CudaNamesOnCpu(TorchFunctionMode):
         if device is not None and str(device).startswith("cuda"):
             kwargs = {**kwargs, "device": _CPU}
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            return func(*args).replace("torch.", "torch.cuda.", 1)
+            return func(*args).replace("torch.", "torch.cuda.", 1).replace("cuda.cuda.", "cuda.")
         return func(*args, **kwargs)
 
 

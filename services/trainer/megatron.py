@@ -1,7 +1,7 @@
 """A Qwen3 policy as a Megatron-Core model: the torch world of one cell, the model, its optimizer, one micro-step.
 
-One cell is one torch world of `tensor * pipeline` ranks and nothing else lives in it, so that Megatron sees a data-parallel
-size of one and every collective of its own stays inside the cell. Invariants:
+One cell is one torch world of `tensor * pipeline` ranks and nothing else lives in it, so that Megatron sees a
+data-parallel size of one and every collective of its own stays inside the cell. Invariants:
 
 - parameters, gradients and optimizer state are float32;
 - a micro-step adds its gradient to the gradient buffers and changes nothing else;
@@ -88,7 +88,9 @@ def open_world(ranks: CellRanks, *, timeout_s: float = 60.0) -> None:
     """
     if dist.is_initialized():
         raise TrainerError(
-            "this process is in a torch world already", where="trainer", remedy="run one cell a process, or close_world()"
+            "this process is in a torch world already",
+            where="trainer",
+            remedy="run one cell a process, or close_world()",
         )
     if not 0 <= ranks.rank < ranks.size:
         raise TrainerError(
@@ -96,7 +98,9 @@ def open_world(ranks: CellRanks, *, timeout_s: float = 60.0) -> None:
         )
     if ranks.size > 1 and not ranks.rendezvous:
         raise TrainerError(
-            "a cell of several ranks has no rendezvous", where="trainer", remedy="give all ranks one tcp:// or file:// URL"
+            "a cell of several ranks has no rendezvous",
+            where="trainer",
+            remedy="give all ranks one tcp:// or file:// URL",
         )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -125,7 +129,8 @@ def close_world() -> None:
 def build_cell_model(config: Qwen3Config, settings: TrainerConfig) -> CellModel:
     """This rank's part of the policy, with parameters that are not set yet, and its Adam optimizer.
 
-    Needs `open_world`. Raises TrainerError where the heads, the vocabulary or the layers can't be divided among the ranks.
+    Needs `open_world`. Raises TrainerError where the heads, the vocabulary or the layers can't be divided among the
+    ranks.
     """
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     pipeline = parallel_state.get_pipeline_model_parallel_world_size()
@@ -154,7 +159,9 @@ def build_cell_model(config: Qwen3Config, settings: TrainerConfig) -> CellModel:
             position_embedding_type="rope",
             rotary_base=config.rope_theta,
         ).to(device)
-        chunk = DistributedDataParallel(megatron_config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module)
+        chunk = DistributedDataParallel(
+            megatron_config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), module
+        )
         optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -173,11 +180,14 @@ def build_cell_model(config: Qwen3Config, settings: TrainerConfig) -> CellModel:
     return CellModel(config=config, megatron_config=megatron_config, chunk=chunk, optimizer=optimizer)
 
 
-def run_micro_step(model: CellModel, rows: PackedRows, loss_of: LossOf, *, backward: bool = True) -> dict[str, Any] | None:
-    """Forward and, unless told otherwise, backward over one packed micro-step; every rank of the cell makes the same calls.
+def run_micro_step(
+    model: CellModel, rows: PackedRows, loss_of: LossOf, *, backward: bool = True
+) -> dict[str, Any] | None:
+    """Forward and, unless told otherwise, backward over one packed micro-step; every rank of the cell makes the same
+    calls.
 
-    The gradient of `loss_of`'s loss is added to the gradient buffers. Returns what `loss_of` returned beside the loss, or
-    None on a pipeline stage that isn't the last. One call is one warm-up and one drain of the pipeline.
+    The gradient of `loss_of`'s loss is added to the gradient buffers. Returns what `loss_of` returned beside the loss,
+    or None on a pipeline stage that isn't the last. One call is one warm-up and one drain of the pipeline.
     """
 
     def forward_step(micro_steps: Any, chunk: Any) -> tuple[Tensor, LossOf]:

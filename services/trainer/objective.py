@@ -11,7 +11,8 @@ Names are the paper's. For target u of execution i:
 
 Invariants:
 
-- rho, s and m carry no gradient; the gradient flows through log pi alone, and not at all where the token loss is capped;
+- rho, s and m carry no gradient; the gradient flows through log pi alone, and not at all where the token loss is
+  capped;
 - the divisor of a target is B N L_i whatever is masked or capped; an execution without targets contributes zero;
 - the value depends on which targets an execution has, not on which of its rows carries them;
 - the loss is a plain sum over executions, so the gradients of a batch's micro-steps add up in any order.

@@ -1,11 +1,12 @@
 """Attention on packed rows: several trajectories in one sequence, none of which sees another.
 
-`layer_spec` is the one place that chooses. Where Transformer Engine is installed, Megatron's own layer takes the row bounds
-(`PackedSeqParams`, format `thd`) into a variable-length kernel. Elsewhere `PackedDotProductAttention` runs one causal
-attention for each row, so that cost grows with the sum of squared row lengths and not with the square of their sum.
+`layer_spec` is the one place that chooses. With an accelerator and Transformer Engine, Megatron's own layer takes the row
+bounds (`PackedSeqParams`, format `thd`) into a variable-length kernel. Elsewhere `PackedDotProductAttention` runs one
+causal attention for each row, so that cost grows with the sum of squared row lengths and not with the square of their
+sum.
 
-Invariant: the output at a token is a function of the tokens of its own row up to itself. Plain causal attention over the
-packed sequence would break it without any error: a token would read the trajectories packed before it.
+Invariant: the output at a token is a function of the tokens of its own row up to itself. Plain causal attention over
+the packed sequence would break it without any error: a token would read the trajectories packed before it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.trainer.cpu_shim import has_accelerator
 from services.trainer.mcore import (
     HAVE_TE,
     DotProductAttention,
@@ -81,7 +83,7 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, row_lengths: Sequen
 
 def layer_spec() -> ModuleSpec:
     """Megatron's description of one Qwen3 layer (with q and k norms) whose attention takes packed rows."""
-    if HAVE_TE:
+    if HAVE_TE and has_accelerator():
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedDotProductAttention

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -200,7 +201,12 @@ class CellTrainer:
         claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch)
         try:
             seq = await context.say(
-                "micro-step.claimed", name, claimed, id=f"{free.id}.claimed.{context.cell}", causation=free.seq, claim=claim
+                "micro-step.claimed",
+                name,
+                claimed,
+                id=f"{free.id}.claimed.{context.cell}",
+                causation=free.seq,
+                claim=claim,
             )
         except Conflict:
             batch.free.pop(name, None)
@@ -286,7 +292,7 @@ class CellTrainer:
         # The version before is kept: an engine that started its pull late still finds what it was told.
         while len(self._exposures) > 2:
             old = self._exposures.pop(0)
-            await self._in_thread(lambda: transport.withdraw(old))
+            await self._in_thread(partial(transport.withdraw, old))
         await self._context.say(
             "weights.exposed",
             self._context.cell,
