@@ -1,4 +1,4 @@
-"""Where one cell stands between its two roles, folded from LOG: pure, so that a restarted process knows what is its turn.
+"""Where one cell stands between its two roles, folded from LOG: pure, so a restarted process knows what is its turn.
 
     serving --decided--> leaving --(drained, memory given back) released--> training
     training --decided--> waiting --(trainer) released--> returning --acquired--> arrived --completed--> serving

@@ -53,7 +53,8 @@ class RolloutCell:
         self._joined = False
 
     def __repr__(self) -> str:
-        return f"<RolloutCell {self.role.cell} [{self.role.stand}, epoch {self.role.epoch}, v{self.version}, {self.in_flight} in flight]>"
+        role = self.role
+        return f"<RolloutCell {role.cell} [{role.stand}, epoch {role.epoch}, v{self.version}, {self.in_flight} calls]>"
 
     async def run(self) -> None:
         """Until cancelled; raises EngineError when the engine's process ends."""
@@ -186,11 +187,12 @@ class RolloutCell:
     async def _generate(self, request: web.Request) -> web.Response:
         epoch = request.headers.get(EPOCH_HEADER, "")
         if epoch != str(self.role.epoch) or not self.role.accepting or not self._joined:
+            role = self.role
             error = {
                 "type": "stale_epoch",
-                "epoch": self.role.epoch,
-                "accepting": self.role.accepting,
-                "message": f"{self.role.cell} is at epoch {self.role.epoch} ({self.role.stand}), the call at {epoch or 'none'}",
+                "epoch": role.epoch,
+                "accepting": role.accepting,
+                "message": f"{role.cell} is at epoch {role.epoch} ({role.stand}), the call at {epoch or 'none'}",
             }
             return web.json_response({"error": error}, status=409)
         # Counted before the body is read: a cell that leaves meanwhile waits for this call too.
