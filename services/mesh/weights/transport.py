@@ -18,6 +18,7 @@ import abc
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import os
 import secrets
 import tempfile
@@ -322,10 +323,9 @@ def _not_exposed(address: WeightAddress) -> TransportError:
 def _mooncake_engine(host: str) -> Any:
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
-        from mooncake.engine import TransferEngine
+        engine = importlib.import_module("mooncake.engine").TransferEngine()
     except (ImportError, OSError) as error:
         raise EnvironmentMissing(f"Mooncake cannot be loaded: {error}", remedy=_INSTALL) from error
-    engine = TransferEngine()
     code = engine.initialize(host, "P2PHANDSHAKE", "tcp", "")
     if code != 0:
         raise EnvironmentMissing(f"Mooncake does not start over TCP on {host} (code {code})", remedy=_INSTALL)
