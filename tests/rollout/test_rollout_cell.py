@@ -1,0 +1,219 @@
+"""A cell's rollout side with a scripted engine: its gate, its changes of role, its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from schemas import events as e
+from schemas import streams
+from schemas.config import from_tree
+from schemas.envelope import Event
+from schemas.errors import EngineError
+from schemas.events import RunStarted
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_bus import MemoryBus
+from services.mesh.publisher import Publisher
+from services.mesh.service import Context
+from services.rollout.service import EPOCH_HEADER, RolloutCell
+
+RUN = "r-rollout"
+
+
+class ScriptedEngine:
+    """Answers when `release` is set; remembers what was asked of it, in order."""
+
+    engine = "scripted"
+
+    def __init__(self) -> None:
+        self.capabilities = ["abort"]
+        self.done: list[str] = []
+        self.started = asyncio.Event()
+        self.release = asyncio.Event()
+        self._dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        self.done.append("start")
+
+    async def stop(self) -> None:
+        self.done.append("stop")
+
+    async def died(self) -> int:
+        return await asyncio.shield(self._dead)
+
+    def die(self, code: int) -> None:
+        self._dead.set_result(code)
+
+    async def generate(self, body: bytes) -> tuple[int, bytes]:
+        self.started.set()
+        await self.release.wait()
+        self.done.append("generate")
+        return 200, b'{"ok": true}'
+
+    async def abort(self, body: bytes) -> tuple[int, bytes]:
+        return 200, b""
+
+    async def pull_weights(self, address: dict[str, Any], version: int) -> None:
+        self.done.append(f"pull {version} {address['at']}")
+
+    async def release_memory(self) -> None:
+        self.done.append("release")
+
+    async def resume_memory(self) -> None:
+        self.done.append("resume")
+
+
+class Stage:
+    def __init__(self, bus: Bus, tmp: Path) -> None:
+        config = from_tree({"name": "t", "harness": {"command": ["true"]}, "steps": 3}, where="test")
+        self.bus, self.clock = bus, SystemClock()
+        self.context = Context(
+            bus=bus,
+            clock=self.clock,
+            started=RunStarted(seed=0, config=config, tasks=[], code="test"),
+            run=RUN,
+            service="rollout",
+            instance="rollout-cell-0",
+            folder=tmp,
+            cache=tmp,
+            here=tmp,
+            secret=b"s",
+            cell="cell-0",
+        )
+        self.engine = ScriptedEngine()
+        self.cell = RolloutCell(self.context, self.engine)
+        self._said = 0
+
+    async def say(self, owner: str, kind: str, entity: str, data: Any) -> int:
+        self._said += 1
+        publisher = Publisher(bus=self.bus, clock=self.clock, run=RUN, owner=owner, instance=owner)
+        return await publisher.say(kind, entity, data, id=f"{owner}.{kind}.{self._said}")
+
+    async def decide(self, target: str, epoch: int, phase: str = "decided", owner: str = "scheduler") -> None:
+        source = "rollout" if target == "train" else "train"
+        data = e.CellRoleTransition(phase=phase, source=source, target=target, epoch=epoch)  # type: ignore[arg-type]
+        await self.say(owner, "cell.role-transition", "cell-0", data)
+
+    async def expose(self, version: int, at: str = "there") -> None:
+        data = e.WeightsExposed(version=version, purpose="publish", address={"at": at, "kind": "test"}, bytes=4)
+        await self.say("trainer", "weights.exposed", "cell-0", data)
+
+    async def seen(self, kind: str, count: int = 1, **wanted: Any) -> Event:
+        """The `count`-th event of a kind with these values, as soon as it is in the log."""
+        async with self.bus.read(streams.log_stream(RUN), 0) as reader:
+            async for stored in reader:
+                event = decode(stored)
+                if event.kind == kind and all(getattr(event.data, key) == value for key, value in wanted.items()):
+                    count -= 1
+                    if count == 0:
+                        return event
+        raise AssertionError("the log ended")
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
+    await bus.open_run()
+    yield Stage(bus, tmp_path)
+    await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def running(stage: Stage) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(stage.cell.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
+            await task
+        await stage.context.health.stop()
+
+
+async def call(url: str, epoch: int) -> tuple[int, dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/generate", data=b"{}", headers={EPOCH_HEADER: str(epoch)}) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def test_leaving_waits_for_the_call_in_flight_and_refuses_new_ones(stage: Stage) -> None:
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        in_flight = asyncio.create_task(call(url, 0))
+        await stage.engine.started.wait()
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="draining")
+        for epoch in (0, 1):
+            status, answer = await call(url, epoch)
+            assert status == 409
+            assert answer["error"]["type"] == "stale_epoch"
+        assert "release" not in stage.engine.done
+        stage.engine.release.set()
+        assert await in_flight == (200, {"ok": True})
+        await stage.seen("cell.role-transition", phase="released")
+        assert stage.engine.done == ["start", "generate", "release"]
+
+
+async def test_it_returns_with_the_published_version_and_serves_when_completed(stage: Stage) -> None:
+    stage.engine.release.set()
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="released")
+        await stage.expose(2)
+        await stage.decide("rollout", epoch=2)
+        await stage.decide("rollout", epoch=2, phase="released", owner="trainer")
+        acquired = await stage.seen("cell.role-transition", phase="acquired")
+        assert acquired.data.version == 2
+        assert stage.engine.done == ["start", "release", "resume", "pull 2 there"]
+        await stage.decide("rollout", epoch=2, phase="completed")
+        await stage.expose(4)
+        await stage.seen("weights.published", version=4)
+        assert (await call(url, 2))[0] == 200
+        assert (await call(url, 1))[0] == 409
+
+
+async def test_every_publication_is_pulled_once_and_a_repeated_exposure_is_not(stage: Stage) -> None:
+    async with running(stage):
+        await stage.seen("cell.joined")
+        await stage.expose(2)
+        await stage.seen("weights.published", version=2)
+        await stage.expose(2, at="elsewhere")
+        await stage.expose(4)
+        await stage.seen("weights.published", version=4)
+    assert stage.engine.done == ["start", "pull 2 there", "pull 4 there"]
+
+
+async def test_a_restarted_cell_joins_with_the_current_weights(stage: Stage) -> None:
+    await stage.expose(2, at="old")
+    await stage.expose(2, at="new")
+    async with running(stage):
+        joined = await stage.seen("cell.joined")
+    assert joined.data.version == 2
+    assert stage.engine.done == ["start", "pull 2 new"]
+
+
+async def test_a_cell_restarted_while_it_leaves_finishes_leaving(stage: Stage) -> None:
+    await stage.decide("train", epoch=1)
+    async with running(stage):
+        await stage.seen("cell.role-transition", phase="released")
+    assert stage.engine.done == ["start", "release"]
+
+
+async def test_the_end_of_the_engine_ends_the_service_with_its_code(stage: Stage) -> None:
+    async with running(stage) as task:
+        await stage.seen("cell.joined")
+        stage.engine.die(9)
+        with pytest.raises(EngineError, match="ended with code 9"):
+            await task
