@@ -42,7 +42,7 @@ class Store:
 
     def __init__(self, url: str | URL, run: str) -> None:
         self.run = run
-        with self._mapped(str(url)):
+        with self._mapped("trajectories.database"):
             self._engine: Engine = create_engine(url)
         self._where = self._engine.url.render_as_string(hide_password=True)
         if self._engine.dialect.name == "sqlite":

@@ -1,0 +1,204 @@
+"""The packer (DESIGN.md section 8): ready groups of the open batch become micro-steps, pulled as cells take them.
+
+    group.ready, .materialized ──> window ──> group.claimed, micro-step.enqueued ... ──> batch.stream-closed
+                                     ^ at most `reorder_groups` groups that aren't packed to the end
+
+While fewer than `ahead` micro-steps wait for a cell, the next one is filled from the window: the batch's claimed groups
+with rows left, then ready groups by dispatch version and id, as many as window and batch (B) allow. It is said when
+ 1. it is at least 85 % full, or its one execution is longer than T;
+ 2. or the window cannot grow: it is full, or holds the last of the batch's groups;
+ 3. or no micro-step waits for a cell, which would starve.
+Otherwise it is kept back until a group gets ready or a cell takes a micro-step.
+
+A group counts as claimed when its first row leaves, so the supply check sees what is really left; one without a row is
+claimed when its turn comes. Executions with advantage zero keep their rows: their loss is zero, yet they feed the
+measured gap between engine and trainer, and leaving them out would make that alarm depend on rewards.
+
+Invariants: an admitted row is in one micro-step; an execution's rows share it; a batch holds exactly B groups; what is
+decided depends on the state alone, so repeated events change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schemas import events as e
+from schemas.envelope import Decision, Event
+from schemas.ids import group_of, micro_step_id
+from schemas.streams import micro_step_blob
+from schemas.units import RowPlan, RowRef
+from services.packer.core.filling import GOOD_FILL, by_size, fill
+from services.packer.core.state import Bundle, OpenBatch, State, Supply
+
+
+class Packer:
+    """Decider of `group.claimed`, `micro-step.enqueued` and `batch.stream-closed`."""
+
+    name = "packer"
+    state_type = State
+
+    def initial(self) -> State:
+        return State()
+
+    def timers(self, state: State) -> dict[str, tuple[str, int]]:
+        return {}
+
+    def evolve(self, state: State, event: Event) -> None:
+        entity = event.entity
+        match event.data:
+            case e.RunStarted() as data:
+                packer = data.config.packer
+                state.capacity, state.reorder, state.ahead = packer.T, packer.reorder_groups, packer.ahead
+            case e.GroupDispatched() as data:
+                if _order(entity) > _order(state.newest):
+                    state.newest = entity
+                    state.supplies[entity] = Supply(version=data.version)
+            case e.GroupReady():
+                if entity in state.supplies:
+                    state.supplies[entity].ready = True
+            case e.GroupMaterialized() as data:
+                supply = state.supplies.get(entity)
+                if supply is not None and supply.bundles is None:
+                    supply.bundles = _bundles(data.rows)
+            case e.GroupDiscarded():
+                if not any(entity in batch.claimed for batch in state.batches):
+                    state.supplies.pop(entity, None)
+            case e.BatchOpened() as data:
+                if _order(entity) > _order(state.newest_batch):
+                    state.newest_batch = entity
+                    state.batches.append(OpenBatch(name=entity, groups=data.groups))
+            case e.MicroStepClaimed() | e.MicroStepDone() as data:
+                for batch in _named(state, data.batch):
+                    batch.unclaimed = [waiting for waiting in batch.unclaimed if waiting != entity]
+            case e.MicroStepReleased() as data:
+                for batch in _named(state, data.batch):
+                    if entity not in batch.unclaimed:
+                        batch.unclaimed.append(entity)
+            case e.GroupClaimed() as data:
+                for batch in _named(state, data.batch):
+                    batch.claimed.append(entity)
+                _drop_packed(state, entity)
+            case e.MicroStepEnqueued() as data:
+                _take(state, entity, data)
+            case e.BatchStreamClosed():
+                state.batches = [batch for batch in state.batches if batch.name != entity]
+
+    def decide(self, state: State, event: Event) -> Iterator[Decision]:
+        while state.batches:
+            batch = state.batches[0]
+            if _complete(state, batch):
+                yield _close(batch)
+            elif len(batch.unclaimed) >= state.ahead:
+                return
+            else:
+                window = _window(state, batch)
+                bare = next((group for group in window if group not in batch.claimed and not _left(state, group)), None)
+                if bare is not None:
+                    yield _claim(bare, batch)
+                    continue
+                chosen = fill([_left(state, group) for group in window], state.capacity) if window else []
+                if not chosen or _keeps_back(state, batch, chosen, window):
+                    return
+                touched = {group_of(bundle.execution) for bundle in chosen}
+                for group in window:
+                    if group in touched and group not in batch.claimed:
+                        yield _claim(group, batch)
+                yield _enqueue(batch, chosen)
+
+
+def fill_share(state: State) -> float:
+    """Tokens of all micro-steps so far over the room that they had; 1.0 before the first."""
+    return state.packed_tokens / state.packed_room if state.packed_room else 1.0
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Order of ids of one kind, also when their number outgrows its padding."""
+    return len(name), name
+
+
+def _bundles(rows: list[RowPlan]) -> list[Bundle]:
+    refs: dict[str, list[RowRef]] = {}
+    for row in rows:
+        ref = RowRef(execution=row.execution, draw=row.draw, tokens=row.tokens, targets=row.targets)
+        refs.setdefault(row.execution, []).append(ref)
+    return by_size(
+        [
+            Bundle(execution=execution, tokens=sum(row.tokens for row in bundle), rows=bundle)
+            for execution, bundle in refs.items()
+        ]
+    )
+
+
+def _named(state: State, batch: str) -> list[OpenBatch]:
+    return [held for held in state.batches if held.name == batch]
+
+
+def _left(state: State, group: str) -> list[Bundle]:
+    supply = state.supplies.get(group)
+    return supply.bundles or [] if supply is not None else []
+
+
+def _complete(state: State, batch: OpenBatch) -> bool:
+    return len(batch.claimed) == batch.groups and not any(_left(state, group) for group in batch.claimed)
+
+
+def _window(state: State, batch: OpenBatch) -> list[str]:
+    """Groups that the next micro-step may draw from, in the order in which it prefers them."""
+    held = [group for group in batch.claimed if _left(state, group)]
+    taken = {group for other in state.batches for group in other.claimed}
+    ready = sorted(
+        (supply.version, *_order(group))
+        for group, supply in state.supplies.items()
+        if supply.ready and supply.bundles is not None and group not in taken
+    )
+    places = min(state.reorder - len(held), batch.groups - len(batch.claimed))
+    return held + [group for _, _, group in ready[: max(0, places)]]
+
+
+def _keeps_back(state: State, batch: OpenBatch, chosen: list[Bundle], window: list[str]) -> bool:
+    full = sum(bundle.tokens for bundle in chosen) >= GOOD_FILL * state.capacity
+    new = sum(group not in batch.claimed for group in window)
+    grows = len(window) < state.reorder and len(batch.claimed) + new < batch.groups
+    return not full and grows and bool(batch.unclaimed)
+
+
+def _claim(group: str, batch: OpenBatch) -> Decision:
+    return Decision(kind="group.claimed", entity=group, data=e.GroupClaimed(batch=batch.name))
+
+
+def _enqueue(batch: OpenBatch, chosen: list[Bundle]) -> Decision:
+    name = micro_step_id(batch.name, batch.enqueued)
+    data = e.MicroStepEnqueued(
+        batch=batch.name,
+        index=batch.enqueued,
+        blob=micro_step_blob(name),
+        tokens=sum(bundle.tokens for bundle in chosen),
+        rows=[row for bundle in chosen for row in bundle.rows],
+    )
+    return Decision(kind="micro-step.enqueued", entity=name, data=data)
+
+
+def _close(batch: OpenBatch) -> Decision:
+    data = e.BatchStreamClosed(micro_steps=batch.enqueued, groups=list(batch.claimed))
+    return Decision(kind="batch.stream-closed", entity=batch.name, data=data)
+
+
+def _take(state: State, micro_step: str, data: e.MicroStepEnqueued) -> None:
+    """An enqueued micro-step: its bundles leave their groups, and it waits for a cell."""
+    packed = {row.execution for row in data.rows}
+    for group in sorted({group_of(execution) for execution in packed}):
+        supply = state.supplies.get(group)
+        if supply is not None and supply.bundles is not None:
+            supply.bundles = [bundle for bundle in supply.bundles if bundle.execution not in packed]
+        _drop_packed(state, group)
+    for batch in _named(state, data.batch):
+        batch.enqueued = data.index + 1
+        batch.unclaimed.append(micro_step)
+    state.packed_tokens += data.tokens
+    state.packed_room += max(state.capacity, data.tokens)
+
+
+def _drop_packed(state: State, group: str) -> None:
+    """Forgets a claimed group that has no row left; the batch remembers that it was claimed."""
+    if not _left(state, group):
+        state.supplies.pop(group, None)
