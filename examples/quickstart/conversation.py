@@ -16,7 +16,7 @@ import zlib
 MAIN_SYSTEM = "You are a coding agent."
 HELPER_SYSTEM = "You are a helper."
 HELPER_TASK = "Read in.txt. Say its line."
-HELPER_SAID = "The helper says: "
+HELPER_SAID = "The helper says:\n"
 COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools. Write a <summary> of one line."
 CONTINUED = "This session is being continued from a previous conversation that ran out of context."
 MAIN_TURNS = 4

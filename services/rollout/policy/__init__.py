@@ -1,0 +1,1 @@
+"""The quickstart's starting policy: tokenizer, demonstrations, a short supervised warm start, and its measure."""
