@@ -1,0 +1,197 @@
+"""The trainer's process on the in-memory bus, with a real cell: claims, one update a batch, durable before published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas import events as e
+from schemas import streams
+from schemas.config import from_tree
+from schemas.envelope import Event
+from schemas.errors import TrainerError
+from schemas.events import RunStarted
+from schemas.micro_steps import MicroStep, encode
+from schemas.units import Reward
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_bus import MemoryBus
+from services.mesh.publisher import Publisher
+from services.mesh.service import Context
+from services.mesh.weights.transport import WeightAddress, open_transport
+from services.trainer.cell import Cell
+from services.trainer.service import CellTrainer
+
+RUN = "r-trainer"
+
+
+class Stage:
+    def __init__(self, bus: Bus, tmp: Path, build: Callable[[Context], Cell]) -> None:
+        tree = {
+            "name": "t",
+            "harness": {"command": ["true"]},
+            "steps": 2,
+            "scheduler": {"N": 4, "B": 2, "mu": 2, "phi": 0.0},
+            "rollout": {"transport": "shared-memory"},
+        }
+        self.bus, self.clock, self.build = bus, SystemClock(), build
+        self.started = RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test")
+        self.tmp = tmp
+        self._said = 0
+
+    def context(self) -> Context:
+        return Context(
+            bus=self.bus,
+            clock=self.clock,
+            started=self.started,
+            run=RUN,
+            service="trainer",
+            instance="trainer-cell-0",
+            folder=self.tmp,
+            cache=self.tmp,
+            here=self.tmp,
+            secret=b"s",
+            cell="cell-0",
+        )
+
+    async def say(self, owner: str, kind: str, entity: str, data: Any) -> int:
+        self._said += 1
+        publisher = Publisher(bus=self.bus, clock=self.clock, run=RUN, owner=owner, instance=owner)
+        return await publisher.say(kind, entity, data, id=f"{owner}.{kind}.{self._said}")
+
+    async def enter_training(self) -> None:
+        decided = e.CellRoleTransition(phase="decided", source="rollout", target="train", epoch=1)
+        await self.say("scheduler", "cell.role-transition", "cell-0", decided)
+        released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=1)
+        await self.say("rollout", "cell.role-transition", "cell-0", released)
+        await self.seen("cell.role-transition", phase="acquired")
+
+    async def open_batch(self, index: int, *, version: int, final: bool) -> None:
+        opened = e.BatchOpened(
+            step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"]
+        )
+        await self.say("scheduler", "batch.opened", f"b-{index:06d}", opened)
+
+    async def enqueue(self, micro_step: MicroStep) -> None:
+        blob = streams.micro_step_blob(micro_step.micro_step)
+        await self.bus.put_blob(blob, encode(micro_step))
+        data = e.MicroStepEnqueued(batch=micro_step.batch, index=0, blob=blob, tokens=micro_step.token_count, rows=[])
+        await self.say("packer", "micro-step.enqueued", micro_step.micro_step, data)
+
+    async def seen(self, kind: str, count: int = 1, **wanted: Any) -> Event:
+        async with self.bus.read(streams.log_stream(RUN), 0) as reader:
+            async for stored in reader:
+                event = decode(stored)
+                if event.kind == kind and all(getattr(event.data, key) == value for key, value in wanted.items()):
+                    count -= 1
+                    if count == 0:
+                        return event
+        raise AssertionError("the log ended")
+
+    async def log(self) -> list[Event]:
+        end = await self.bus.last_seq(streams.log_stream(RUN))
+        return [decode(s) async for s in self.bus.read_range(streams.log_stream(RUN), 0, end)]
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, make_cell: Callable[..., Cell]) -> AsyncIterator[Stage]:
+    bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
+    await bus.open_run()
+    yield Stage(bus, tmp_path, lambda context: make_cell())
+    await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def running(stage: Stage) -> AsyncIterator[asyncio.Task[None]]:
+    context = stage.context()
+    trainer = CellTrainer(context, build=stage.build)
+    task = asyncio.create_task(trainer.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TrainerError):
+            await task
+        await trainer.close()
+        await context.health.stop()
+
+
+async def test_a_burst_is_trained_saved_and_exposed(stage: Stage, micro_steps: Callable[..., list[MicroStep]]) -> None:
+    async with running(stage):
+        await stage.enter_training()
+        reward = Reward(execution="e-000000.00", attempt=0, outcome="valid", reward=0.5, advantage=0.0)
+        await stage.say("trajectories", "group.ready", "g-000000", e.GroupReady(rewards=[reward], mean=0.5, std=0.0))
+        for index in (1, 2):
+            batch = f"b-{index:06d}"
+            await stage.open_batch(index, version=index - 1, final=index == 2)
+            if index == 1:
+                await stage.say("packer", "group.claimed", "g-000000", e.GroupClaimed(batch=batch))
+            for each in micro_steps(batch, 3):
+                await stage.enqueue(each)
+            closed = e.BatchStreamClosed(micro_steps=3, groups=["g-000000"])
+            await stage.say("packer", "batch.stream-closed", batch, closed)
+            stepped = (await stage.seen("batch.stepped", version=index)).data
+            assert (stepped.micro_steps, stepped.step) == (3, index)
+            assert stepped.reward == (0.5 if index == 1 else 0.0)
+            assert stepped.grad_norm > 0
+        exposed = await stage.seen("weights.exposed")
+        assert exposed.data.version == 2
+        with open_transport("shared-memory") as transport:
+            pulled = np.zeros(exposed.data.bytes // 4, np.float32)
+            transport.pull(WeightAddress(**exposed.data.address), pulled)
+        assert np.abs(pulled).sum() > 0
+    events = await stage.log()
+    order = [event.kind for event in events]
+    assert order.index("checkpoint.saved") < order.index("batch.stepped") < order.index("weights.exposed")
+    assert order.count("weights.exposed") == 1
+    assert order.count("micro-step.claimed") == order.count("micro-step.done") == 6
+
+
+async def test_a_claim_that_somebody_else_won_is_not_trained(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]]
+) -> None:
+    await stage.open_batch(1, version=0, final=False)
+    first, second = micro_steps("b-000001", 2)
+    await stage.enqueue(first)
+    taken = e.MicroStepClaimed(batch="b-000001", cell="cell-1", epoch=1)
+    await stage.say("trainer", "micro-step.claimed", first.micro_step, taken)
+    async with running(stage):
+        await stage.enter_training()
+        await stage.enqueue(second)
+        done = await stage.seen("micro-step.done")
+        assert done.entity == second.micro_step
+    assert [event.entity for event in await stage.log() if event.kind == "micro-step.done"] == [second.micro_step]
+
+
+async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the_same_weights(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]]
+) -> None:
+    async with running(stage):
+        await stage.enter_training()
+        await stage.open_batch(1, version=0, final=True)
+        steps = micro_steps("b-000001", 3)
+        for each in steps[:2]:
+            await stage.enqueue(each)
+        await stage.seen("micro-step.done", 2)
+    async with running(stage):
+        await stage.seen("micro-step.released", 2)
+        await stage.enqueue(steps[2])
+        closed = e.BatchStreamClosed(micro_steps=3, groups=["g-000000"])
+        await stage.say("packer", "batch.stream-closed", "b-000001", closed)
+        broken = (await stage.seen("batch.stepped")).data
+    whole = stage.build(stage.context())
+    whole.begin_batch()
+    for each in steps:
+        whole.micro_step(each)
+    result = whole.step()
+    assert broken.loss == pytest.approx(result.loss, rel=1e-6)
+    assert broken.grad_norm == pytest.approx(result.grad_norm, rel=1e-6)
+    assert broken.micro_steps == 3
