@@ -34,18 +34,41 @@ T = TypeVar("T")
 
 
 async def serve(context: Context) -> None:
-    trainer = CellTrainer(context)
+    trainer = CellTrainer(context, build=build_cell)
     try:
         await trainer.run()
     finally:
         await trainer.close()
 
 
+def build_cell(context: Context) -> Cell:
+    """The cell of this process, alone in its torch world, with the starting policy."""
+    from services.trainer.cell import Cell
+    from services.trainer.megatron import CellRanks, open_world
+    from services.trainer.objective import ObjectiveTerms
+
+    settings, s = context.config.trainer, context.config.scheduler
+    open_world(CellRanks())
+    return Cell(
+        context.path(context.config.policy.path),
+        settings,
+        ObjectiveTerms(
+            groups=s.B,
+            executions=s.N,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            ratio_cap=settings.ratio_cap,
+            loss_cap=settings.loss_cap,
+        ),
+        scratch=context.folder / "training" / context.cell,
+    )
+
+
 class CellTrainer:
     """`view` is what LOG says, `_cell` what the hardware holds; `_work` makes the second follow the first."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, *, build: Callable[[Context], Cell]) -> None:
+        self._context, self._build = context, build
         self.view = BatchView(cell=context.cell)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._changed = asyncio.Event()
@@ -68,7 +91,7 @@ class CellTrainer:
             self.view.fold(event)
         context.health.ready = lambda: "" if self._cell else "building the model"
         context.health.gauge("gyre_training_version", "Version in the training cell", lambda: self.view.stepped)
-        self._cell = await self._in_thread(self._build)
+        self._cell = await self._in_thread(self._start_cell)
         self._transport = await self._in_thread(lambda: open_transport(context.config.rollout.transport))
         context.log.info("weights travel", kind=self._transport.kind, reason=self._transport.reason)
         await announce(context)
@@ -117,37 +140,20 @@ class CellTrainer:
         assert self.view.batch is not None
         return self.view.batch
 
-    def _build(self) -> Cell:
-        from services.trainer.cell import Cell
-        from services.trainer.megatron import CellRanks, open_world
-        from services.trainer.objective import ObjectiveTerms
-
-        context = self._context
-        settings, s = context.config.trainer, context.config.scheduler
-        open_world(CellRanks())
-        cell = Cell(
-            context.path(context.config.policy.path),
-            settings,
-            ObjectiveTerms(
-                groups=s.B,
-                executions=s.N,
-                clip_low=settings.clip_low,
-                clip_high=settings.clip_high,
-                ratio_cap=settings.ratio_cap,
-                loss_cap=settings.loss_cap,
-            ),
-            scratch=context.folder / "training" / context.cell,
-        )
-        if self.view.stepped:
-            path = self.view.checkpoints.get(self.view.stepped)
+    def _start_cell(self) -> Cell:
+        """With the last version that was stepped, in the role that the log gives it."""
+        context, view = self._context, self.view
+        cell = self._build(context)
+        if view.stepped:
+            path = view.checkpoints.get(view.stepped)
             if path is None:
                 raise TrainerError(
-                    f"version {self.view.stepped} has no checkpoint in the log",
+                    f"version {view.stepped} has no checkpoint in the log",
                     where=context.instance,
                     remedy="start a new run; this one lost its last version",
                 )
             cell.load(context.folder / path)
-        if self.view.role != "train":
+        if view.role != "train":
             cell.release()
         return cell
 
