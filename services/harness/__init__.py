@@ -1,0 +1,1 @@
+"""Launches executions: one process group, one workspace and one token each; reports how they end."""

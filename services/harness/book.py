@@ -1,0 +1,96 @@
+"""What LOG says of the executions, from the harness's side. Pure: events in, launches out.
+
+    placed --proxy known--> due --taken--> running --execution.finished--> gone
+
+Each attempt comes out of `due` once. After a restart `open` gives those that an earlier process of this service may have
+launched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.envelope import Event
+from schemas.units import TaskRef
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One permission to start."""
+
+    execution: str
+    attempt: int
+    task: str
+    placed: str
+    """Id of the decision; ids of the facts about this attempt derive from it."""
+    causation: int
+    """Sequence of the decision."""
+
+    def fact_id(self, verb: str) -> str:
+        return f"{self.placed}.{verb}.{self.attempt}"
+
+
+class Book:
+    def __init__(self, tasks: list[TaskRef]) -> None:
+        self.tasks = {task.name: task for task in tasks}
+        self.proxy = ""
+        """Where the proxy that joined last answers."""
+        self.over = False
+        """The run is finished."""
+        self.started_us: dict[str, int] = {}
+        """When each execution started first: its overall budget begins there."""
+        self._task_of: dict[str, str] = {}
+        self._placed: dict[str, Attempt] = {}
+        self._begun: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Book [{len(self._placed)} placed, {len(self._taken)} taken{', over' if self.over else ''}]>"
+
+    def apply(self, event: Event) -> None:
+        """Take in one event of LOG, in order."""
+        match event.kind:
+            case "execution.dispatched":
+                self._task_of[event.entity] = event.data.task
+            case "execution.placed" if event.entity in self._task_of:
+                known = self._placed.get(event.entity)
+                if known is None or known.attempt < event.data.attempt:
+                    self._placed[event.entity] = Attempt(
+                        execution=event.entity,
+                        attempt=event.data.attempt,
+                        task=self._task_of[event.entity],
+                        placed=event.id,
+                        causation=event.seq,
+                    )
+            case "execution.started":
+                self.started_us.setdefault(event.entity, event.time_us)
+                self._begun[event.entity] = max(self._begun.get(event.entity, 0), event.data.attempt)
+            case "execution.finished":
+                known = self._placed.get(event.entity)
+                if known is not None and known.attempt <= event.data.attempt:
+                    del self._placed[event.entity]
+                    self._taken.pop(event.entity, None)
+            case "service.joined" if event.owner == "proxy":
+                self.proxy = event.data.url
+            case "run.finished":
+                self.over = True
+
+    def was_started(self, attempt: Attempt) -> bool:
+        """Whether LOG says that this attempt runs."""
+        return self._begun.get(attempt.execution, 0) >= attempt.attempt
+
+    def open(self) -> list[Attempt]:
+        """Attempts that are neither finished nor taken, in the order of their placement."""
+        return [known for known in self._placed.values() if self._taken.get(known.execution, 0) < known.attempt]
+
+    def take(self, attempt: Attempt) -> None:
+        """From now on somebody looks after this attempt."""
+        self._taken[attempt.execution] = attempt.attempt
+
+    def due(self) -> list[Attempt]:
+        """Attempts that start now; they count as taken."""
+        if not self.proxy or self.over:
+            return []
+        due = self.open()
+        for attempt in due:
+            self.take(attempt)
+        return due

@@ -1,0 +1,268 @@
+"""The life of one attempt of an execution: workspace, process, time-outs, what is preserved, and what is said of it.
+
+    make folder --> launch --> say started --> exit | time-out | run over --> end the group --> preserve --> say finished
+
+Invariants
+- `execution.finished` is said only when no process of the group lives and the workspace lies in BLOBS;
+- a launch is on disk before it is in LOG, so after a crash it is known whether there was one: what was launched is never
+  launched again under the same attempt;
+- what is said holds nothing that the harness wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from schemas import streams
+from schemas.errors import Conflict, EnvironmentMissing, TaskError
+from schemas.events import ExecutionFinished, ExecutionStarted
+from schemas.units import Counters, FinishReason, TaskRef
+from services.harness.book import Attempt, Book
+from services.harness.folder import ExecutionFolder
+from services.mesh.clock import MICROSECONDS
+from services.mesh.guard import Guard
+from services.mesh.process_group import Group, Launch, clean_environment
+from services.mesh.service import Context
+from services.mesh.tasks import Task, read_task
+from services.mesh.tokens import make_token
+from services.mesh.workspace import WorkspaceError, pack
+
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL for a harness whose time is up."""
+STOP_GRACE_S = 2.0
+"""The same when the service itself stops."""
+_PACKERS = 2
+_SCORED: tuple[FinishReason, ...] = ("completed", "failed", "harness_timeout")
+"""Ends after which the workspace is preserved; the others are never scored."""
+RESTARTED = "harness service restarted"
+
+
+class Executions:
+    """What all executions of the service share."""
+
+    def __init__(self, context: Context, book: Book, launch: Launch, guard: Guard) -> None:
+        self.context, self.book, self.launch, self.guard = context, book, launch, guard
+        self.over = asyncio.Event()
+        """The run is finished: whatever runs is stopped."""
+        self.running = 0
+        self.packers = asyncio.Semaphore(_PACKERS)
+
+    def folder(self, attempt: Attempt) -> ExecutionFolder:
+        return ExecutionFolder(self.context.folder, attempt.execution, attempt.attempt)
+
+    async def run(self, attempt: Attempt) -> None:
+        """From the placement to `execution.finished`. Cancelling ends the process and says nothing."""
+        finished = await Execution(self, attempt).live()
+        await self._say_finished(attempt, finished)
+
+    async def resume(self, attempt: Attempt) -> None:
+        """Close an attempt that an earlier process of the service launched: end what is left of it, preserve, report."""
+        folder = self.folder(attempt)
+        survivors = await asyncio.to_thread(folder.end_orphans)
+        if survivors:
+            self.context.log.error("orphans survived SIGKILL", execution=attempt.execution, pids=survivors)
+        if not self.book.was_started(attempt):
+            await self.say_started(attempt)
+        now = self.context.clock.now_us()
+        finished = ExecutionFinished(
+            attempt=attempt.attempt,
+            reason="cancelled" if self.book.over else "failed",
+            exit_code=None,
+            seconds=max(0, now - self.book.started_us.get(attempt.execution, now)) / MICROSECONDS,
+            workspace="",
+            workspace_digest="",
+            counters=folder.counters() or Counters(),
+            detail=RESTARTED,
+        )
+        await self._say_finished(attempt, await self.preserve(attempt, finished))
+
+    async def cancel(self, attempt: Attempt) -> None:
+        """Report an attempt that the end of the run overtook before it started."""
+        await self._say_finished(attempt, unstarted(attempt, "cancelled", "the run is over"))
+
+    async def say_started(self, attempt: Attempt) -> None:
+        await self.context.say(
+            "execution.started",
+            attempt.execution,
+            ExecutionStarted(attempt=attempt.attempt),
+            id=attempt.fact_id("started"),
+            causation=attempt.causation,
+        )
+
+    async def preserve(self, attempt: Attempt, finished: ExecutionFinished) -> ExecutionFinished:
+        """Put the workspace into BLOBS, where its end leaves something to score; `finished` with its name and digest."""
+        if finished.reason not in _SCORED:
+            return finished
+        name = streams.workspace_blob(attempt.execution, attempt.attempt)
+        try:
+            async with self.packers:
+                data = await asyncio.to_thread(pack, self.folder(attempt).work)
+                digest = await self.context.bus.put_blob(name, data)
+        except WorkspaceError as error:
+            self.context.log.warning("workspace not preserved", execution=attempt.execution, what=str(error))
+            said = f"{finished.detail}; {error.what}" if finished.detail else error.what
+            return msgspec.structs.replace(finished, detail=said)
+        return msgspec.structs.replace(finished, workspace=name, workspace_digest=digest)
+
+    async def _say_finished(self, attempt: Attempt, finished: ExecutionFinished) -> None:
+        try:
+            await self.context.say(
+                "execution.finished",
+                attempt.execution,
+                finished,
+                id=attempt.fact_id("finished"),
+                causation=attempt.causation,
+            )
+        except Conflict as error:
+            # Write-once: what was said first stands, and deciders have acted on it.
+            self.context.log.warning("finished before", execution=attempt.execution, what=error.what)
+
+
+class Execution:
+    """One attempt in this process of the service."""
+
+    def __init__(self, executions: Executions, attempt: Attempt) -> None:
+        self._all, self._attempt = executions, attempt
+        self._folder = executions.folder(attempt)
+        self._ref = executions.book.tasks.get(attempt.task, TaskRef(name=attempt.task, digest=""))
+
+    async def live(self) -> ExecutionFinished:
+        if self._all.over.is_set():
+            return unstarted(self._attempt, "cancelled", "the run is over")
+        try:
+            task = await asyncio.to_thread(self._make)
+            group = self._launch(task)
+        except (TaskError, WorkspaceError, EnvironmentMissing) as error:
+            self._all.context.log.error("cannot start", execution=self._attempt.execution, what=str(error))
+            return unstarted(self._attempt, "total_failure", error.what)
+        except OSError as error:
+            self._all.context.log.error("cannot start", execution=self._attempt.execution, what=str(error))
+            return unstarted(self._attempt, "total_failure", f"no workspace: {os.strerror(error.errno or 0)}")
+        began = self._all.context.clock.now_us()
+        self._all.running += 1
+        try:
+            self._folder.record(group.pid, group.start)
+            await self._all.say_started(self._attempt)
+            reason = await self._until_end(group, began)
+            code = await group.end(GRACE_S)
+            seconds = (self._all.context.clock.now_us() - began) / MICROSECONDS
+            return await self._all.preserve(self._attempt, self._finished(reason, code, seconds))
+        except asyncio.CancelledError:
+            await group.end(STOP_GRACE_S)
+            raise
+        finally:
+            group.abandon()
+            self._all.running -= 1
+
+    def _make(self) -> Task:
+        """The workspace from the task that the run began with. Raises TaskError, WorkspaceError, OSError."""
+        context = self._all.context
+        task = read_task(context.path(context.config.tasks.path) / self._ref.name)
+        if task.digest != self._ref.digest:
+            raise TaskError(
+                f"task {task.name} is not the one that the run began with",
+                where=str(task.folder),
+                remedy="restore the task's folder, or start a new run",
+            )
+        self._folder.make(task)
+        return task
+
+    def _launch(self, task: Task) -> Group:
+        context, attempt = self._all.context, self._attempt
+        harness = context.config.harness
+        values = {
+            "{python}": sys.executable,
+            "{here}": str(context.here),
+            "{instruction}": str(self._folder.instruction),
+            "{report}": str(self._folder.report),
+        }
+        environment = {
+            **harness.env,
+            "ANTHROPIC_BASE_URL": self._all.book.proxy,
+            "ANTHROPIC_AUTH_TOKEN": make_token(context.secret, attempt.execution, attempt.attempt),
+            "ANTHROPIC_MODEL": harness.model,
+            "GYRE_AGENT_SEED": attempt.execution,
+        }
+        return self._all.launch(
+            filled(harness.command, values),
+            folder=self._folder.work,
+            environment=clean_environment(self._folder.home, environment),
+            output=self._folder.output,
+            guard=self._all.guard,
+        )
+
+    async def _until_end(self, group: Group, began_us: int) -> FinishReason | None:
+        """Why it has to end; None when it ended by itself."""
+        config, clock = self._all.context.config.harness, self._all.context.clock
+        first_us = min(began_us, self._all.book.started_us.get(self._attempt.execution, began_us))
+        own_us = began_us + round((self._ref.agent_timeout_s or config.timeout_s) * MICROSECONDS)
+        overall_us = first_us + round(config.overall_timeout_s * MICROSECONDS)
+        ended = asyncio.create_task(group.wait())
+        late = asyncio.create_task(clock.sleep_until(min(own_us, overall_us)))
+        over = asyncio.create_task(self._all.over.wait())
+        try:
+            await asyncio.wait({ended, late, over}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return None
+            if over.done():
+                return "cancelled"
+            return "harness_timeout" if own_us <= overall_us else "overall_timeout"
+        finally:
+            for task in (ended, late, over):
+                task.cancel()
+
+    def _finished(self, forced: FinishReason | None, code: int, seconds: float) -> ExecutionFinished:
+        reason: FinishReason = forced or ("completed" if code == 0 else "failed")
+        counters = self._folder.counters()
+        if counters is None:
+            counters = Counters(harness_errors=1 if reason == "failed" else 0)
+        return ExecutionFinished(
+            attempt=self._attempt.attempt,
+            reason=reason,
+            exit_code=code,
+            seconds=seconds,
+            workspace="",
+            workspace_digest="",
+            counters=counters,
+            detail=_detail(reason, code, seconds),
+        )
+
+
+def filled(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The command with its placeholders filled in; other braces stay."""
+    parts = list(command)
+    for placeholder, value in values.items():
+        parts = [part.replace(placeholder, value) for part in parts]
+    return parts
+
+
+def unstarted(attempt: Attempt, reason: FinishReason, detail: str) -> ExecutionFinished:
+    """The end of an attempt of which no process ever ran."""
+    return ExecutionFinished(
+        attempt=attempt.attempt,
+        reason=reason,
+        exit_code=None,
+        seconds=0.0,
+        workspace="",
+        workspace_digest="",
+        detail=detail,
+    )
+
+
+def _detail(reason: FinishReason, code: int, seconds: float) -> str:
+    match reason:
+        case "completed":
+            return ""
+        case "failed" if code < 0:
+            return f"ended by signal {-code}"
+        case "failed":
+            return f"exit code {code}"
+        case "cancelled":
+            return "the run is over"
+        case _:
+            return f"stopped after {seconds:.1f} s"

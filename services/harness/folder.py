@@ -1,0 +1,89 @@
+"""The folder of one attempt of an execution, and what is found in it after a crash of the service.
+
+workspaces/{execution}.{attempt}/work/            where the harness works: what is preserved and scored
+                                 home/            its HOME, which also marks all its processes
+                                 instruction.md   what it is told
+                                 report.json      what it says of its own model calls
+                                 output.log       the beginning of what it wrote to stdout and stderr
+                                 process.json     pid and start time of its first process
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from schemas.units import Counters
+from services.mesh.process_table import kill
+from services.mesh.tasks import Task
+from services.mesh.workspace import remove
+
+_LEFT_OUT = ("Dockerfile",)
+_REPORT_BYTES = 64 * 1024
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that was launched here."""
+
+    pid: int
+    start: int
+    """When it started, in clock ticks since the machine did."""
+
+
+class ExecutionFolder:
+    def __init__(self, run_folder: Path, execution: str, attempt: int) -> None:
+        self.path = run_folder.absolute() / "workspaces" / f"{execution}.{attempt}"
+        self.work = self.path / "work"
+        self.home = self.path / "home"
+        self.instruction = self.path / "instruction.md"
+        self.report = self.path / "report.json"
+        self.output = self.path / "output.log"
+        self._process = self.path / "process.json"
+
+    def make(self, task: Task) -> None:
+        """A fresh workspace from the task's environment, whatever was here. Raises OSError, WorkspaceError."""
+        remove(self.path)
+        self.home.mkdir(parents=True)
+        shutil.copytree(
+            task.environment,
+            self.work,
+            symlinks=True,
+            ignore=lambda folder, names: _LEFT_OUT if Path(folder) == task.environment else (),
+        )
+        shutil.copyfile(task.instruction, self.instruction)
+
+    def record(self, pid: int, start: int) -> None:
+        """Remember the process, so that a service that starts again knows that it was launched, and ends no other."""
+        new = self._process.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(Recorded(pid=pid, start=start)))
+        new.replace(self._process)
+
+    def recorded(self) -> Recorded | None:
+        """The process that was launched here; None when none was."""
+        try:
+            return msgspec.json.decode(self._process.read_bytes(), type=Recorded)
+        except FileNotFoundError:
+            return None
+
+    def end_orphans(self) -> list[int]:
+        """End what an earlier service left running here; blocks. Returns pids that could not be ended."""
+        known = self.recorded() or Recorded(pid=0, start=0)
+        return kill(known.pid, known.start, str(self.home))
+
+    def counters(self) -> Counters | None:
+        """What the harness reported; None when the report is absent or not one."""
+        try:
+            # The harness can write here: a link or a pipe in its place is not followed or waited for.
+            descriptor = os.open(self.report, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with open(descriptor, "rb") as file:
+            try:
+                counters = msgspec.json.decode(file.read(_REPORT_BYTES), type=Counters)
+            except (msgspec.MsgspecError, OSError):
+                return None
+        whole = min(counters.calls, counters.reconnects, counters.harness_errors) >= 0
+        return counters if whole else None

@@ -1,0 +1,72 @@
+"""The harness service: a worker that follows LOG, launches what is placed, and reports how it ended.
+
+    history --> end orphans --> close what an earlier process launched --> launch what is placed --> ... until cancelled
+
+It decides nothing. Executions start when the proxy has joined, whichever proxy joined last; at `run.finished` all that
+run are stopped. One instance serves a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.harness.book import Book
+from services.harness.execution import Executions
+from services.mesh import process_group, process_table
+from services.mesh.guard import Guard
+from services.mesh.process_group import Launch
+from services.mesh.service import Context, announce
+
+
+async def serve(context: Context, *, launch: Launch = process_group.launch) -> None:
+    """Runs until cancelled; then it ends its children, which the next start reports."""
+    book = Book(context.started.tasks)
+    waits_for = ["reading the log"]
+    context.health.ready = lambda: waits_for[0]
+    with Guard() as guard:
+        executions = Executions(context, book, launch, guard)
+        context.health.gauge("gyre_executions_running", "Harness processes that run", lambda: executions.running)
+        past, after = await context.history()
+        for event in past:
+            book.apply(event)
+        await announce(context)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await _take_up(context, executions, tasks)
+                waits_for[0] = ""
+                await _follow(context, executions, tasks, after)
+        except ExceptionGroup as failures:
+            # The first failure ended the others; it is what a person has to read.
+            raise failures.exceptions[0] from failures
+
+
+async def _take_up(context: Context, executions: Executions, tasks: asyncio.TaskGroup) -> None:
+    """What earlier processes of this service left: orphans are ended, launched attempts closed, the others start."""
+    book = executions.book
+    homes = await asyncio.to_thread(process_table.homes, str(context.folder.absolute() / "workspaces"))
+    for home in homes:
+        await asyncio.to_thread(process_table.kill, 0, 0, home)
+    for attempt in book.open():
+        folder = executions.folder(attempt)
+        if book.was_started(attempt) or folder.recorded() is not None or str(folder.home) in homes:
+            book.take(attempt)
+            tasks.create_task(executions.resume(attempt))
+    _launch_due(executions, tasks)
+
+
+async def _follow(context: Context, executions: Executions, tasks: asyncio.TaskGroup, after: int) -> None:
+    async for event in context.events(after):
+        executions.book.apply(event)
+        if event.kind in ("execution.placed", "service.joined", "run.finished"):
+            _launch_due(executions, tasks)
+
+
+def _launch_due(executions: Executions, tasks: asyncio.TaskGroup) -> None:
+    book = executions.book
+    if book.over:
+        executions.over.set()
+        for attempt in book.open():
+            book.take(attempt)
+            tasks.create_task(executions.cancel(attempt))
+    for attempt in book.due():
+        tasks.create_task(executions.run(attempt))
