@@ -216,7 +216,8 @@ def run_micro_step(
 def sharded_target_logprobs(logits: Tensor, rows: PackedRows) -> Tensor:
     """`objective.target_logprobs` where each rank of the tensor-parallel group holds `logits [S, V / tensor]`."""
     predicting = logits[rows.target_positions - 1].float() / rows.temperature[:, None]
-    return -vocab_parallel_cross_entropy(predicting, rows.tokens[rows.target_positions])
+    losses: Tensor = vocab_parallel_cross_entropy(predicting, rows.tokens[rows.target_positions])
+    return -losses
 
 
 def _transformer_config(config: Qwen3Config, *, tensor: int, pipeline: int) -> TransformerConfig:

@@ -46,7 +46,8 @@ class PackedDotProductAttention(DotProductAttention):  # type: ignore[misc]
         `packed_seq_params` must be a `RowBounds`. Without it, Megatron's own attention on `[s, b, ...]` runs.
         """
         if packed_seq_params is None:
-            return super().forward(query, key, value, attention_mask, attn_mask_type, attention_bias)
+            unpacked: Tensor = super().forward(query, key, value, attention_mask, attn_mask_type, attention_bias)
+            return unpacked
         return row_attention(query, key, value, packed_seq_params.row_lengths, self.softmax_scale).flatten(1)
 
 
@@ -74,9 +75,10 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, row_lengths: Sequen
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
     # [heads, S, d], so that a row is a slice of every head.
-    rows = zip(*(part.transpose(0, 1).split(list(row_lengths), dim=1) for part in (query, key, value)), strict=True)
+    parts = [torch.split(part.transpose(0, 1), list(row_lengths), dim=1) for part in (query, key, value)]
     outputs = [
-        scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=scale)[0] for q, k, v in rows
+        scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=scale)[0]
+        for q, k, v in zip(*parts, strict=True)
     ]
     return torch.cat(outputs, dim=1).transpose(0, 1)
 

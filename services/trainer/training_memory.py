@@ -39,12 +39,9 @@ class TrainingMemory:
         """Bytes of gradient buffers and optimizer state on the parameters' device."""
         device = next(self._model.module.parameters()).device
         adam = self._model.optimizer.optimizer.state
-        return sum(buffer.grad_data.untyped_storage().nbytes() for buffer in self._model.chunk.buffers) + sum(
-            value.untyped_storage().nbytes()
-            for state in adam.values()
-            for value in state.values()
-            if value.device == device
-        )
+        held = [buffer.grad_data for buffer in self._model.chunk.buffers]
+        held += [value for state in adam.values() for value in state.values() if value.device == device]
+        return sum(int(tensor.untyped_storage().nbytes()) for tensor in held)
 
     def release(self) -> None:
         """Frees the memory. Gradients that are not stepped yet are lost."""
