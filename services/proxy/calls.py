@@ -1,0 +1,218 @@
+"""The life of one model call, from its place in the tree to its stored record.
+
+    generating ──answer──> storing ──stored──> done (node)        clients may come and go all the while
+      │  ├ 409: wait for the route to change, go on
+      │  ├ connection lost: again under a new rid, a bounded number of times
+      │  └ aborted by the engine: go on from what was sampled
+      └──stopped (seal, grace over): abort by exact rid ──> done (refused)
+
+Invariants
+- a client sees an answer only when its record is stored; the same request in flight twice is one call;
+- what an engine sampled is kept: a resumed answer is the concatenation of its parts, with a version for each span;
+- once storing has begun a call ends with its record, whoever wants it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from schemas.errors import EngineError, GyreError
+from services.proxy.conversation import Request
+from services.proxy.engine import EngineLost, Engines, Sampled, StaleEpoch
+from services.proxy.refusal import Refused
+from services.proxy.routes import Route, Routes
+from services.proxy.tree import Node, Place
+
+LOST_TRIES = 6
+"""Calls of an engine that may be lost before the harness is told to come back."""
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+ROUTE_S = 30.0
+"""Seconds for which a call waits until its execution has an engine with an address."""
+
+log = structlog.get_logger(service="proxy")
+
+
+class Prompt:
+    """What an engine is asked: the whole prompt, the node's own part of it, and the bounds of the answer."""
+
+    def __init__(self, *, place: Place, new_ids: list[int], max_new_tokens: int, temperature: float) -> None:
+        self.place, self.new_ids = place, new_ids
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.ids = place.parent.token_ids() + new_ids if place.parent else new_ids
+
+
+class Flight:
+    """One call in flight. `done` is set exactly once, and then either `node` or `refused` says how it ended."""
+
+    def __init__(
+        self,
+        *,
+        execution: str,
+        attempt: int,
+        request: Request,
+        prompt: Prompt,
+        rid_seed: str,
+        stop_ids: list[int],
+        grace_s: float,
+        engines: Engines,
+        routes: Routes,
+        store: Callable[[Flight, Sampled], Awaitable[Node]],
+        ended: Callable[[Flight], None],
+    ) -> None:
+        self.execution, self.attempt, self.request, self.prompt = execution, attempt, request, prompt
+        self._rid_seed, self._stop_ids, self._grace_s = rid_seed, stop_ids, grace_s
+        self._engines, self._routes, self._store, self._ended = engines, routes, store, ended
+        self.done = asyncio.Event()
+        self.node: Node | None = None
+        self.refused: Refused | None = None
+        self.clients = 0
+        self.alive = True
+        """False while an engine that was lost hasn't been replaced: no pings go out then."""
+        self.cell = ""
+        """Engine that answers, or answered."""
+        self._tries = 0
+        self._storing = False
+        self._why: Refused | None = None
+        self._at_engine: tuple[Route, str] | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._task = asyncio.create_task(self._run(), name=f"call {execution} {request.digest[:8]}")
+        self._task.add_done_callback(self._finish)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done.is_set() else "storing" if self._storing else "generating"
+        return (
+            f"<Flight {self.execution} {self.request.digest[:8]} [{state}, {self.clients} clients, try {self._tries}]>"
+        )
+
+    def attach(self) -> None:
+        """A client waits for the answer."""
+        self.clients += 1
+        if self._grace:
+            self._grace.cancel()
+            self._grace = None
+
+    def detach(self) -> None:
+        """A client left, or has its answer. After the last one generation goes on for the grace time."""
+        self.clients -= 1
+        if self.clients == 0 and not self.done.is_set():
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._grace_s, self.stop, Refused(529, "the client had left; ask again"))
+
+    def stop(self, why: Refused) -> None:
+        """Ends the generation unless the answer is being stored already; `wait` for the end."""
+        if not self._storing and not self.done.is_set() and self._why is None:
+            self._why = why
+            self._ended(self)
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Until nothing of this call is in flight any more."""
+        await self.done.wait()
+
+    async def _run(self) -> None:
+        try:
+            sampled = await self._generate()
+            self._storing = True
+            self.node = await self._store(self, sampled)
+        except asyncio.CancelledError:
+            if self._why is None:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            self.refused = self._why
+            await self._abort()
+        except Refused as error:
+            self.refused = error
+        except GyreError as error:
+            log.error("call failed", execution=self.execution, what=str(error))
+            self.refused = Refused(529 if isinstance(error, EngineLost) else 500, f"the call failed: {error.what}")
+        except Exception:
+            log.exception("call crashed", execution=self.execution)
+            self.refused = Refused(500, "the call failed inside the proxy; its log says why")
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Also for a task that was cancelled before its first step."""
+        if self._grace:
+            self._grace.cancel()
+        if self.node is None and self.refused is None:
+            self.refused = self._why or Refused(529, "the proxy is stopping; ask again")
+        self._ended(self)
+        self.done.set()
+
+    async def _generate(self) -> Sampled:
+        sampled = Sampled()
+        lost = 0
+        while True:
+            route = await self._route()
+            try:
+                part = await self._ask(route, sampled)
+            except StaleEpoch:
+                # The cell may also be behind us in the log, so the same route is tried again after a while.
+                await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S * 5)
+                continue
+            except EngineLost as error:
+                self.alive = False
+                lost += 1
+                if lost >= LOST_TRIES:
+                    raise
+                log.warning("engine lost", execution=self.execution, what=str(error), lost=lost)
+                pause = min(FIRST_PAUSE_S * 2 ** (lost - 1), LONGEST_PAUSE_S)
+                await self._routes.wait_for_change(self.execution, route, pause)
+                continue
+            sampled.extend(part)
+            if part.finish != "abort":
+                return sampled
+            if len(sampled.ids) >= self.prompt.max_new_tokens:
+                sampled.finish = "length"
+                return sampled
+            if not part.ids:
+                lost += 1
+                if lost >= LOST_TRIES:
+                    raise EngineLost("the engine aborts the call again and again", where=route.cell)
+            await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S)
+
+    async def _route(self) -> Route:
+        try:
+            async with asyncio.timeout(ROUTE_S):
+                route = await self._routes.wait_for_route(self.execution, self.attempt)
+        except TimeoutError:
+            raise EngineLost(f"no engine for {self.execution} within {ROUTE_S:g} s") from None
+        if route.attempt != self.attempt:
+            raise Refused(401, f"attempt {self.attempt} of {self.execution} is over")
+        return route
+
+    async def _ask(self, route: Route, sampled: Sampled) -> Sampled:
+        self._tries += 1
+        # Of one length, because SGLang aborts by prefix; a new one each time, because it refuses a live one twice.
+        rid = hashlib.blake2b(f"{self._rid_seed}/{self._tries}".encode(), digest_size=16).hexdigest()
+        self.alive, self.cell, self._at_engine = True, route.cell, (route, rid)
+        part = await self._engines.generate(
+            route,
+            rid=rid,
+            input_ids=self.prompt.ids + sampled.ids,
+            temperature=self.prompt.temperature,
+            max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
+            stop_ids=self._stop_ids,
+        )
+        self._at_engine = None
+        if part.finish == "stop" and (not part.ids or part.ids[-1] not in self._stop_ids):
+            raise EngineError(
+                "stopped without a stop token", where=route.cell, remedy="the stop token must be returned"
+            )
+        return part
+
+    async def _abort(self) -> None:
+        if self._at_engine is None:
+            return
+        route, rid = self._at_engine
+        try:
+            await self._engines.abort(route, rid)
+        except EngineLost as error:
+            # An engine that is gone generates nothing.
+            log.warning("abort unanswered", execution=self.execution, what=str(error))

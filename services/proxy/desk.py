@@ -1,0 +1,104 @@
+"""All executions that this proxy serves, as LOG has them: opened when placed, sealed when finished.
+
+What LOG says arrives in order through `apply`, which never waits; seals run beside it. A request whose execution LOG
+hasn't shown us yet waits a little: its harness runs, so the event is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from schemas.envelope import Event
+from schemas.errors import Conflict
+from schemas.events import ExecutionSealed
+from services.proxy.executions import Execution, Shared
+from services.proxy.refusal import Refused
+
+PLACED_S = 10.0
+"""Seconds for which a request waits for its execution to appear in LOG."""
+
+Say = Callable[[Event, ExecutionSealed], Coroutine[Any, Any, int]]
+
+
+class Desk:
+    def __init__(self, shared: Shared, say_sealed: Say) -> None:
+        self._shared, self._say = shared, say_sealed
+        self.open: dict[str, Execution] = {}
+        self._over: set[str] = set()
+        self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        flights = sum(len(execution.flights) for execution in self.open.values())
+        return f"<Desk [{len(self.open)} open, {len(self._over)} over, {flights} calls in flight]>"
+
+    def flights(self) -> int:
+        """Calls in flight."""
+        return sum(len(execution.flights) for execution in self.open.values())
+
+    async def rebuild(self, history: list[Event]) -> list[Event]:
+        """Take up a run from its log. Returns the `execution.finished` events that nobody sealed."""
+        finished: dict[str, Event] = {}
+        for event in history:
+            self.apply(event)
+            if event.kind == "execution.finished":
+                finished[event.entity] = event
+            elif event.kind == "execution.sealed":
+                finished.pop(event.entity, None)
+        for execution in self.open.values():
+            await execution.load()
+        return list(finished.values())
+
+    def apply(self, event: Event) -> Execution | None:
+        """One event of LOG. Returns the execution that an `execution.placed` replaces: its calls are to be stopped."""
+        self._shared.routes.apply(event)
+        replaced = None
+        match event.kind:
+            case "execution.placed" if event.entity not in self._over:
+                replaced = self.open.get(event.entity)
+                if replaced is None or replaced.attempt < event.data.attempt:
+                    self.open[event.entity] = Execution(self._shared, event.entity, event.data.attempt)
+                else:
+                    replaced = None
+            case "execution.finished":
+                self._over.add(event.entity)
+            case "execution.sealed":
+                self._over.add(event.entity)
+                self.open.pop(event.entity, None)
+            case _:
+                return None
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        return replaced
+
+    async def find(self, name: str, attempt: int) -> Execution:
+        """The execution that a token stands for. Raises Refused: 401 when it is over, 529 when LOG doesn't show it."""
+        try:
+            async with asyncio.timeout(PLACED_S):
+                while True:
+                    found = self.open.get(name)
+                    if name in self._over or (found and found.attempt > attempt):
+                        raise Refused(401, f"attempt {attempt} of execution {name} is over")
+                    if found and found.attempt == attempt:
+                        return found
+                    await self._news.wait()
+        except TimeoutError:
+            raise Refused(529, f"execution {name} is not placed yet; ask again") from None
+
+    async def seal(self, finished: Event) -> None:
+        """Answer an `execution.finished`: exactly one `execution.sealed`, whoever says it and how often we start."""
+        execution = self.open.get(finished.entity)
+        if execution is None or execution.attempt != finished.data.attempt:
+            execution = Execution(self._shared, finished.entity, finished.data.attempt)
+        sealed = await execution.seal()
+        try:
+            await self._say(finished, sealed)
+        except Conflict:
+            return  # said already, in an earlier life
+        self.open.pop(finished.entity, None)
+
+    async def close(self) -> None:
+        """Stops everything in flight: the proxy ends."""
+        for execution in list(self.open.values()):
+            await execution.stop(Refused(529, "the proxy is stopping; ask again"))

@@ -1,0 +1,331 @@
+"""Anthropic Messages, both ways: request bodies to conversations, answers to messages, stream events and errors.
+
+Pure functions. What is kept of a request is what is rendered; what would falsify log-probabilities, or cannot be shown
+to the policy, is refused with a sentence that says why. Blocks of unknown kinds stay as the text of their JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from services.mesh.chat import BILLING
+from services.proxy.conversation import (
+    Block,
+    Call,
+    Conversation,
+    Message,
+    Request,
+    Result,
+    Text,
+    Thinking,
+    digest,
+    joined,
+    normalise,
+)
+from services.proxy.refusal import KINDS, Refused
+from services.proxy.roles import classify
+
+_UNSEEN = ("cache_control", "citations")
+"""Keys of a block that are not part of what it says."""
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_NO_GRAMMAR = "answers are sampled freely, so that their log-probabilities are the policy's"
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class _Body(msgspec.Struct, frozen=True):
+    messages: list[_Message]
+    model: str = ""
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    logit_bias: Any = None
+    n: int | None = None
+
+
+def parse(data: bytes, headers: Mapping[str, str]) -> Request:
+    """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
+    tree = _decode(data)
+    try:
+        body = msgspec.convert(tree, _Body, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(400, str(error)) from None
+    _check(body)
+    system = [{"type": "text", "text": body.system}] if isinstance(body.system, str) else body.system or []
+    for index, block in enumerate(system):
+        _field(block, "text", str, f"system.{index}")
+    billing = [block["text"] for block in system if block["text"].startswith(BILLING)]
+    told = [block for block in system if not block["text"].startswith(BILLING)]
+    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
+    asker = next((message for message in reversed(messages) if message.role == "user"), None)
+    texts = [block.text for block in asker.blocks if isinstance(block, Text)] if asker else []
+    role, agent = classify(headers, " ".join(billing), texts)
+    normal = normalise(messages)
+    if not normal or normal[0].role != "user":
+        raise Refused(400, "messages: the first message must use the user role and say something")
+    return Request(
+        conversation=Conversation(
+            agent=agent,
+            role=role,
+            system=joined([{"type": "text", "text": block["text"]} for block in told]),
+            tools=_tools(body.tools or []),
+            messages=normal,
+        ),
+        digest=digest([agent, {key: value for key, value in tree.items() if key != "stream"}]).hex(),
+        model=body.model,
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        asked=_asked(body),
+        calls_allowed=(body.tool_choice or {}).get("type") != "none",
+    )
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        tree = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # A harness that cuts text between the halves of a character sends a lone surrogate, which is JSON all the same.
+        try:
+            tree = _whole(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise Refused(400, "the body is nested too deeply") from None
+    if not isinstance(tree, dict):
+        raise Refused(400, "the body is not a JSON object")
+    return tree
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
+
+
+def _check(body: _Body) -> None:
+    choice = (body.tool_choice or {}).get("type", "auto")
+    if choice in ("any", "tool"):
+        raise Refused(
+            400, f"tool_choice: type {choice!r} forces a call by grammar, which is not done here: {_NO_GRAMMAR}"
+        )
+    if choice not in ("auto", "none"):
+        raise Refused(400, f"tool_choice: unknown type {choice!r}")
+    if body.logit_bias:
+        raise Refused(400, f"logit_bias: not supported: {_NO_GRAMMAR}")
+    if body.n is not None and body.n != 1:
+        raise Refused(400, f"n: {body.n} answers were asked for, one call gives one answer")
+    if body.stop_sequences:
+        raise Refused(400, "stop_sequences: not supported: an answer ends where the policy ends its turn")
+    if body.max_tokens is not None and body.max_tokens < 1:
+        raise Refused(400, f"max_tokens: {body.max_tokens} is less than 1")
+
+
+def _asked(body: _Body) -> dict[str, float]:
+    values = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "max_tokens": body.max_tokens}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools that the harness runs itself; tools of the vendor's servers have no schema and nobody here to run them."""
+    known = []
+    for index, tool in enumerate(tools):
+        if "input_schema" not in tool and tool.get("type", "custom") != "custom":
+            continue
+        where = f"tools.{index}"
+        known.append(
+            {
+                "name": _field(tool, "name", str, where),
+                "description": tool.get("description") or "",
+                "input_schema": tool.get("input_schema") or {},
+            }
+        )
+    return known
+
+
+def _message(message: _Message, where: str) -> Message:
+    """One message. Text that a harness injects as a system message stands where it is, marked as a reminder: moved to
+    the front it would rewrite every prefix, and Qwen stops calling tools after a system turn in the middle."""
+    content = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
+    blocks = []
+    for index, block in enumerate(content):
+        blocks += _blocks(block, message.role, f"{where}.content.{index}")
+    if message.role == "system":
+        said = "\n".join(block.text for block in blocks if isinstance(block, Text))
+        blocks = [Text(text=f"<system-reminder>\n{said}\n</system-reminder>")]
+    return Message(role="assistant" if message.role == "assistant" else "user", blocks=blocks)
+
+
+def _blocks(block: dict[str, Any], role: str, where: str) -> list[Block]:
+    kind = block.get("type")
+    if kind == "text":
+        return [Text(text=_field(block, "text", str, where))]
+    if kind == "thinking" and role == "assistant":
+        return [Thinking(thinking=_field(block, "thinking", str, where))]
+    if kind == "redacted_thinking":
+        return []
+    if kind == "tool_use" and role == "assistant":
+        return [
+            Call(
+                id=_field(block, "id", str, where),
+                name=_field(block, "name", str, where),
+                input=_field(block, "input", dict, where),
+            )
+        ]
+    if kind == "tool_result" and role == "user":
+        return [Result(tool_use_id=_field(block, "tool_use_id", str, where), content=_result(block, where))]
+    return [Text(text=_other(block, where))]
+
+
+def _result(block: dict[str, Any], where: str) -> str:
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise Refused(400, f"{where}.content: expected a string or a list of blocks")
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}.content.{index}"
+        if not isinstance(part, dict):
+            raise Refused(400, f"{place}: expected a block")
+        texts.append(_field(part, "text", str, place) if part.get("type") == "text" else _other(part, place))
+    return "\n".join(texts)
+
+
+def _other(block: dict[str, Any], where: str) -> str:
+    if block.get("type") == "image":
+        raise Refused(400, f"{where}: the policy reads text only, so an image cannot be shown to it")
+    kept = {key: value for key, value in block.items() if key not in _UNSEEN}
+    return msgspec.json.encode(kept, order="deterministic").decode()
+
+
+def _field(block: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    value = block.get(name)
+    if not isinstance(value, kind):
+        raise Refused(400, f"{where}.{name}: expected {'an object' if kind is dict else 'a string'}")
+    return value
+
+
+# answers
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded answer with what the wire says beside it."""
+
+    request: str
+    """Digest of the request: the message id comes from it, so that it is known before the answer is."""
+    model: str
+    blocks: list[Block]
+    finish: Literal["stop", "length"]
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def stop_reason(self) -> str:
+        if self.finish == "length":
+            return "max_tokens"
+        return "tool_use" if any(isinstance(block, Call) for block in self.blocks) else "end_turn"
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        """Content blocks as they are sent; thinking is unsigned."""
+        shapes: list[dict[str, Any]] = msgspec.to_builtins(self.blocks)
+        return [{**shape, "signature": ""} if shape["type"] == "thinking" else shape for shape in shapes]
+
+
+def message(answer: Answer) -> dict[str, Any]:
+    """The body of an answer that isn't streamed."""
+    return {
+        **_envelope(answer.request, answer.model),
+        "content": answer.content,
+        "stop_reason": answer.stop_reason,
+        "usage": _usage(answer.prompt_tokens, answer.output_tokens),
+    }
+
+
+def message_start(request: str, model: str, prompt_tokens: int) -> bytes:
+    """The first event, which may go out before the answer is known."""
+    return _event(
+        {"type": "message_start", "message": {**_envelope(request, model), "usage": _usage(prompt_tokens, 0)}}
+    )
+
+
+def rest_of_stream(answer: Answer) -> bytes:
+    """Every event after `message_start` and pings. Arguments travel as deltas: clients ignore those of the start."""
+    return b"".join(_rest(answer))
+
+
+def _rest(answer: Answer) -> Iterator[bytes]:
+    for index, block in enumerate(answer.content):
+        if block["type"] == "tool_use":
+            arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
+            start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+        elif block["type"] == "thinking":
+            start, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+        else:
+            start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        yield _event({"type": "content_block_start", "index": index, "content_block": start})
+        yield _event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _event({"type": "content_block_stop", "index": index})
+    yield _event(
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": answer.stop_reason, "stop_sequence": None},
+            "usage": _usage(answer.prompt_tokens, answer.output_tokens),
+        }
+    )
+    yield _event({"type": "message_stop"})
+
+
+def error(refused: Refused, request_id: str) -> dict[str, Any]:
+    """The body of a refusal."""
+    return {
+        "type": "error",
+        "error": {"type": KINDS[refused.status], "message": refused.what},
+        "request_id": request_id,
+    }
+
+
+def error_event(refused: Refused, request_id: str) -> bytes:
+    """A refusal after the stream has begun."""
+    return _event(error(refused, request_id))
+
+
+def _envelope(request: str, model: str) -> dict[str, Any]:
+    return {
+        "id": f"msg_{request[:24]}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
+    """All prompt tokens count as input: what an engine had in its cache is its own affair."""
+    return {
+        "input_tokens": prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": output_tokens,
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,155 @@
+"""A rollout cell as the proxy calls it: SGLang's `/generate` and `/abort_request`, with the epoch of the route.
+
+Foreign failures become three of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (no answer came, the
+call may be made again under a new rid) and EngineError (it will not work again either).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import msgspec
+
+from schemas.errors import EngineError
+from schemas.records import VersionSpan
+from services.proxy.routes import Route
+
+EPOCH_HEADER = "x-gyre-epoch"
+CONNECT_S = 5.0
+ABORT_S = 5.0
+
+
+class StaleEpoch(EngineError):
+    """The cell refused the call's epoch, or doesn't accept calls now."""
+
+
+class EngineLost(EngineError):
+    """The connection failed, or the engine said that it cannot serve at the moment."""
+
+
+class Sampled(msgspec.Struct, kw_only=True):
+    """What was sampled for one call so far; grows when a call is resumed."""
+
+    ids: list[int] = []
+    logprobs: list[float] = []
+    versions: list[VersionSpan] = []
+    finish: Literal["stop", "length", "abort"] = "abort"
+
+    def extend(self, more: Sampled) -> None:
+        """Append a continuation, made from the prompt and these ids."""
+        at = len(self.ids)
+        for span in more.versions:
+            last = self.versions[-1] if self.versions else None
+            start = at + span.start
+            if last and last.version == span.version and last.end == start:
+                start = self.versions.pop().start
+            self.versions.append(VersionSpan(version=span.version, start=start, end=at + span.end))
+        self.ids += more.ids
+        self.logprobs += more.logprobs
+        self.finish = more.finish
+
+
+class Engines:
+    """HTTP client of all cells."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def generate(
+        self,
+        route: Route,
+        *,
+        rid: str,
+        input_ids: list[int],
+        temperature: float,
+        max_new_tokens: int,
+        stop_ids: list[int],
+    ) -> Sampled:
+        """One answer of the engine. Sampling is plain, so that the log-probabilities are those of the samples."""
+        body = {
+            "rid": rid,
+            "input_ids": input_ids,
+            "sampling_params": {
+                "max_new_tokens": max_new_tokens,
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "stop_token_ids": stop_ids,
+                "skip_special_tokens": False,
+            },
+            "return_logprob": True,
+            "stream": False,
+        }
+        headers = {EPOCH_HEADER: str(route.epoch), "content-type": "application/json"}
+        try:
+            async with self._session.post(
+                f"{route.url}/generate", data=msgspec.json.encode(body), headers=headers
+            ) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineLost(f"no answer: {error!r}", where=route.cell) from error
+        if response.status == 409:
+            raise StaleEpoch(f"epoch {route.epoch} is not served", where=route.cell)
+        if response.status in (408, 429) or response.status >= 500:
+            raise EngineLost(f"HTTP {response.status}: {_said(data)}", where=route.cell)
+        if response.status != 200:
+            raise EngineError(f"HTTP {response.status}: {_said(data)}", where=route.cell)
+        return read_answer(data, where=f"{route.cell}, rid {rid}")
+
+    async def abort(self, route: Route, rid: str) -> None:
+        """Stops exactly this generation at the cell that has it. Raises EngineLost where the cell doesn't answer."""
+        try:
+            async with self._session.post(
+                f"{route.url}/abort_request", json={"rid": rid}, timeout=aiohttp.ClientTimeout(total=ABORT_S)
+            ) as response:
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineLost(f"no answer to an abort: {error!r}", where=route.cell) from error
+
+
+def read_answer(data: bytes, *, where: str) -> Sampled:
+    """SGLang's answer, checked: every sampled token has its log-probability and a version. Raises EngineError."""
+    try:
+        answer = msgspec.json.decode(data)
+        meta: dict[str, Any] = answer["meta_info"]
+        ids: list[int] = answer["output_ids"]
+        pairs = meta.get("output_token_logprobs") or []
+        finish = meta["finish_reason"]["type"]
+        completion = meta.get("completion_tokens", len(ids))
+        spans = [
+            VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
+            for span in meta.get("weight_versions") or []
+        ]
+        if not spans and ids:
+            spans = [VersionSpan(version=int(meta["weight_version"]), start=0, end=len(ids))]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"not an answer of /generate: {error!r}", where=where) from error
+    if not len(ids) == len(pairs) == completion or [pair[1] for pair in pairs] != ids:
+        raise EngineError(
+            f"{len(ids)} ids, {len(pairs)} log-probabilities and {completion} completion tokens do not agree",
+            where=where,
+            remedy="the engine must return the log-probability of every sampled token, the stop token included",
+        )
+    ends = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != ends[:-1] or ends[-1] != len(ids):
+        raise EngineError(f"versions of {len(ids)} tokens do not cover them: {spans}", where=where)
+    if finish not in ("stop", "length", "abort"):
+        raise EngineError(f"unknown finish reason {finish!r}", where=where)
+    return Sampled(ids=list(ids), logprobs=[float(pair[0]) for pair in pairs], versions=spans, finish=finish)
+
+
+def _said(data: bytes) -> str:
+    return data[:300].decode("utf-8", "replace")

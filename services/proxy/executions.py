@@ -1,0 +1,227 @@
+"""The state of one attempt of an execution: its tree, its calls in flight, its records, and its end.
+
+    open ──requests──> calls ──> records          seal: revoke, abort what is generated, wait for what is stored
+
+Invariants
+- records of an attempt are stored one after the other, numbered without a gap, parents before children;
+- after `seal` returned nothing is added: its count, last sequence and digest are those of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from schemas.config import Config
+from schemas.errors import BusError, Conflict
+from schemas.events import ExecutionSealed
+from schemas.ids import call_id
+from schemas.records import CallRecord, Delivery, RecordEntry
+from services.mesh.bus import Bus
+from services.proxy.calls import Flight, Prompt
+from services.proxy.conversation import Message, Request, decode_blocks, encode_blocks, link
+from services.proxy.encoder import Encoder
+from services.proxy.engine import Engines, Sampled
+from services.proxy.records import Ledger
+from services.proxy.refusal import Refused, prompt_too_long
+from services.proxy.routes import Routes
+from services.proxy.tree import Node, Tree, answer_key
+
+STORE_TRIES = 4
+"""Publishes of one record whose outcome stays unknown, each of the bus's full deadline, before the call is given up."""
+
+log = structlog.get_logger(service="proxy")
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What all executions of this proxy use."""
+
+    run: str
+    config: Config
+    bus: Bus
+    encoder: Encoder
+    engines: Engines
+    routes: Routes
+    incarnation: int
+    """Differs between two lives of the proxy: the end of the log when it started."""
+
+
+class Execution:
+    def __init__(self, shared: Shared, execution: str, attempt: int) -> None:
+        self._shared = shared
+        self.execution, self.attempt = execution, attempt
+        self.tree = Tree()
+        self.flights: dict[str, Flight] = {}
+        self._all: set[Flight] = set()
+        """Flights that have not ended; `flights` no longer holds those that were stopped."""
+        self._ledger = Ledger(bus=shared.bus, run=shared.run, execution=execution, attempt=attempt)
+        self._lock = asyncio.Lock()
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._started = 0
+        self.over: Refused | None = None
+
+    def __repr__(self) -> str:
+        state = "over" if self.over else "open"
+        return f"<Execution {self.execution}.{self.attempt} [{state}, {self.tree!r}, {len(self._all)} in flight]>"
+
+    async def load(self) -> None:
+        """Take up what RECORDS holds of this attempt: a proxy that starts again knows every turn."""
+        async with self._lock:
+            self._take(await self._ledger.catch_up())
+
+    def count(self, request: Request) -> int:
+        """Tokens of the rendered prompt."""
+        place = self.tree.place(request.conversation)
+        before = place.parent.prompt_tokens + len(place.parent.output_ids) if place.parent else 0
+        return before + len(self._shared.encoder.new_ids(request.conversation, place))
+
+    async def answered(self, request: Request) -> Node | None:
+        """The recorded answer to this very request; delivered from now on."""
+        node = self.tree.by_request.get(request.digest)
+        if node is None:
+            return None
+        if not node.delivered:
+            # The one who asks may leave at any time; whether an entry was stored must not depend on it.
+            task = asyncio.create_task(self._deliver(node))
+            self._deliveries.add(task)
+            task.add_done_callback(self._delivered)
+            await asyncio.shield(task)
+        return node
+
+    def join(self, request: Request) -> Flight:
+        """The call in flight for this request, started if there is none. Raises Refused for a prompt that is too long."""
+        self._check_open()
+        flight = self.flights.get(request.digest)
+        if flight is None:
+            shared = self._shared
+            prompt = self._prompt(request)
+            self._started += 1
+            flight = Flight(
+                execution=self.execution,
+                attempt=self.attempt,
+                request=request,
+                prompt=prompt,
+                rid_seed=f"{shared.run}/{self.execution}/{self.attempt}/{shared.incarnation}/{self._started}",
+                stop_ids=shared.encoder.stop_ids,
+                grace_s=shared.config.proxy.grace_s,
+                engines=shared.engines,
+                routes=shared.routes,
+                store=self._store,
+                ended=self._ended,
+            )
+            self.flights[request.digest] = flight
+            self._all.add(flight)
+        return flight
+
+    async def stop(self, why: Refused) -> None:
+        """No request is served from now on; returns when nothing is in flight."""
+        self.over = self.over or why
+        for flight in list(self._all):
+            flight.stop(why)
+        while self._all:
+            flight = next(iter(self._all))
+            await flight.wait()
+            self._all.discard(flight)
+
+    async def seal(self) -> ExecutionSealed:
+        """Stop, and say what RECORDS holds."""
+        await self.stop(Refused(401, f"execution {self.execution} is over"))
+        async with self._lock:
+            return await self._ledger.sealed()
+
+    def _check_open(self) -> None:
+        if self.over:
+            raise self.over
+
+    def _prompt(self, request: Request) -> Prompt:
+        config = self._shared.config
+        place = self.tree.place(request.conversation)
+        new_ids = self._shared.encoder.new_ids(request.conversation, place)
+        before = place.parent.prompt_tokens + len(place.parent.output_ids) if place.parent else 0
+        room = config.rollout.context_length - before - len(new_ids)
+        if room < 1:
+            raise prompt_too_long(before + len(new_ids), config.rollout.context_length)
+        wanted = config.proxy.max_new_tokens if request.max_tokens is None else request.max_tokens
+        return Prompt(
+            place=place,
+            new_ids=new_ids,
+            max_new_tokens=min(wanted, config.proxy.max_new_tokens, room),
+            temperature=config.proxy.temperature,
+        )
+
+    def _ended(self, flight: Flight) -> None:
+        if self.flights.get(flight.request.digest) is flight:
+            del self.flights[flight.request.digest]
+        if flight.node is not None or flight.refused is not None:
+            self._all.discard(flight)
+
+    async def _deliver(self, node: Node) -> None:
+        async with self._lock:
+            if not node.delivered:
+                self._check_open()
+                await self._ledger.append(Delivery(call=node.call, execution=self.execution, attempt=self.attempt))
+                self.tree.deliver(node.call)
+
+    def _delivered(self, task: asyncio.Task[None]) -> None:
+        self._deliveries.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.info("delivery refused", execution=self.execution, what=str(error))
+
+    async def _store(self, flight: Flight, sampled: Sampled) -> Node:
+        unknown = 0
+        async with self._lock:
+            while True:
+                record, answer = self._record(flight, sampled)
+                try:
+                    await self._ledger.append(record)
+                except Conflict:
+                    # Stored by a proxy that is gone, after we had read: take its records in, then number anew.
+                    self._take(await self._ledger.catch_up())
+                    continue
+                except BusError as error:
+                    unknown += 1
+                    if unknown == STORE_TRIES:
+                        raise
+                    log.warning("record not stored yet", call=record.call, what=str(error))
+                    continue
+                return self.tree.add(record, answer)
+
+    def _record(self, flight: Flight, sampled: Sampled) -> tuple[CallRecord, Message]:
+        request, prompt = flight.request, flight.prompt
+        index = self.tree.next_index
+        call = call_id(self.execution, self.attempt, index)
+        blocks = self._shared.encoder.parse(sampled.ids, prompt.new_ids, call=call, calls_allowed=request.calls_allowed)
+        answer = Message(role="assistant", blocks=blocks)
+        assert sampled.finish != "abort" and len(sampled.ids) == len(sampled.logprobs)
+        return CallRecord(
+            call=call,
+            execution=self.execution,
+            attempt=self.attempt,
+            index=index,
+            parent=prompt.place.parent.call if prompt.place.parent else None,
+            input_ids=prompt.new_ids,
+            output_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            temperature=prompt.temperature,
+            asked=request.asked,
+            finish=sampled.finish,
+            cell=flight.cell,
+            role=request.conversation.role,
+            agent=request.conversation.agent,
+            request=request.digest,
+            prefix=link(prompt.place.chain, answer_key(call, answer)).hex(),
+            answer=encode_blocks(blocks),
+            delivered=flight.clients > 0,
+        ), answer
+
+    def _take(self, entries: Sequence[RecordEntry]) -> None:
+        for entry in entries:
+            match entry:
+                case CallRecord():
+                    self.tree.add(entry, Message(role="assistant", blocks=decode_blocks(entry.answer)))
+                case Delivery():
+                    self.tree.deliver(entry.call)

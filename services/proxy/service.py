@@ -1,0 +1,85 @@
+"""The proxy as a service: takes up the run from LOG and RECORDS, then serves harnesses and follows LOG."""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.envelope import Event
+from schemas.errors import EnvironmentMissing
+from schemas.events import ExecutionSealed
+from services.mesh.chat import load_tokenizer, make_renderer
+from services.mesh.service import Context, announce
+from services.proxy.desk import Desk
+from services.proxy.encoder import Encoder
+from services.proxy.endpoints import Endpoints
+from services.proxy.engine import Engines
+from services.proxy.executions import Shared
+from services.proxy.refusal import Refused
+from services.proxy.routes import Routes
+
+
+async def serve(context: Context) -> None:
+    """Runs until it is cancelled; then calls in flight are aborted, and harnesses ask again."""
+    config = context.config
+    tokenizer = load_tokenizer(context.path(config.policy.path))
+    encoder = Encoder(tokenizer, make_renderer(tokenizer))
+    history, end = await context.history()
+
+    async def say_sealed(finished: Event, sealed: ExecutionSealed) -> int:
+        return await context.say(
+            "execution.sealed",
+            finished.entity,
+            sealed,
+            id=f"{finished.id}.sealed.{sealed.attempt}",
+            causation=finished.seq,
+        )
+
+    async with Engines() as engines, asyncio.TaskGroup() as tasks:
+        shared = Shared(
+            run=context.run,
+            config=config,
+            bus=context.bus,
+            encoder=encoder,
+            engines=engines,
+            routes=Routes(),
+            incarnation=end,
+        )
+        desk = Desk(shared, say_sealed)
+        endpoints = Endpoints(desk=desk, secret=context.secret, ping_s=config.proxy.ping_s)
+        endpoints.add_routes(context.health.app)
+        context.health.gauge("gyre_proxy_calls_in_flight", "Model calls in flight", desk.flights)
+        context.health.gauge("gyre_proxy_executions", "Executions that may call", lambda: len(desk.open))
+        context.health.gauge("gyre_proxy_answers", "Answers handed out", lambda: endpoints.answers)
+        try:
+            for finished in await desk.rebuild(history):
+                tasks.create_task(desk.seal(finished))
+            await _announce(context, history)
+            context.health.ready = lambda: ""
+            async for event in context.events(end):
+                _follow(desk, event, tasks)
+        finally:
+            await desk.close()
+
+
+def _follow(desk: Desk, event: Event, tasks: asyncio.TaskGroup) -> None:
+    replaced = desk.apply(event)
+    if replaced is not None:
+        tasks.create_task(replaced.stop(Refused(401, "a newer attempt of the execution was placed")))
+    if event.kind == "execution.finished":
+        tasks.create_task(desk.seal(event))
+
+
+async def _announce(context: Context, history: list[Event]) -> None:
+    """Listen where an earlier life listened, if nothing else is configured: running harnesses know that address."""
+    if context.config.proxy.port:
+        await announce(context, port=context.config.proxy.port)
+        return
+    for event in reversed(history):
+        if event.kind == "service.joined" and event.entity == context.instance:
+            try:
+                await announce(context, port=int(event.data.url.rpartition(":")[2]))
+            except EnvironmentMissing as error:
+                context.log.warning("another address than before", what=str(error))
+                break
+            return
+    await announce(context)

@@ -1,0 +1,171 @@
+"""The tree of one attempt of an execution: nodes are recorded calls, each a delta of tokens against its parent.
+
+A request is placed by a chain of digests over its root (agent, system, tools) and its messages. The longest chain that
+ends with a recorded answer is its parent; nothing matches at a root.
+
+    root --user--> c0 --results--> c1          prompt of c1 = input(c0) + output(c0) + input(c1)
+      `--user'--> c2                           a harness that drops a turn or compacts makes a sibling or a root
+
+Invariants
+- prompt of a node = concatenation along its parents; a parent is recorded before its children;
+- an echoed assistant turn is taken for a recorded one by any of its call ids, all of which must belong to one turn,
+  else by its content; it stands for the whole turn as it was sampled, whatever the harness rewrote;
+- an undelivered answer is on nobody's path until it is delivered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from schemas.records import CallRecord
+from services.proxy.conversation import Conversation, Message, link
+
+
+class Node:
+    """One recorded call. Everything but `delivered` is fixed."""
+
+    __slots__ = (
+        "answer",
+        "call",
+        "delivered",
+        "finish",
+        "index",
+        "input_ids",
+        "key",
+        "output_ids",
+        "parent",
+        "prefix",
+        "prompt_tokens",
+        "request",
+        "turn",
+    )
+
+    def __init__(self, record: CallRecord, parent: Node | None, turn: Message) -> None:
+        self.call, self.index, self.parent = record.call, record.index, parent
+        self.input_ids, self.output_ids = array("i", record.input_ids), array("i", record.output_ids)
+        self.finish, self.request, self.answer = record.finish, record.request, record.answer
+        self.prefix = bytes.fromhex(record.prefix)
+        self.turn = turn
+        self.key = answer_key(record.call, turn)
+        self.delivered = record.delivered
+        before = parent.prompt_tokens + len(parent.output_ids) if parent else 0
+        self.prompt_tokens: int = before + len(self.input_ids)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.call} [{self.prompt_tokens} + {len(self.output_ids)}]>"
+
+    def path(self) -> list[Node]:
+        """Root to this node."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def token_ids(self) -> list[int]:
+        """Prompt and output of this call: what a child's prompt begins with."""
+        ids = array("i")
+        for node in self.path():
+            ids += node.input_ids
+            ids += node.output_ids
+        return ids.tolist()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A message that has to be encoded; `node` is the recorded turn that an assistant message stands for."""
+
+    message: Message
+    node: Node | None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a request belongs: its parent, the turns after it, and the chain up to its end."""
+
+    parent: Node | None
+    rest: Sequence[Turn]
+    chain: bytes
+
+
+def answer_key(call: str, turn: Message) -> bytes:
+    """Key of a recorded assistant turn: its call when it has call ids, which nobody rewrites, else its content."""
+    return call.encode() if turn.call_ids else turn.key()
+
+
+class Tree:
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.by_request: dict[str, Node] = {}
+        self._by_call: dict[str, Node] = {}
+        self._by_prefix: dict[bytes, Node] = {}
+        self._by_call_id: dict[str, Node] = {}
+        self._by_content: dict[bytes, Node] = {}
+
+    def __repr__(self) -> str:
+        roots = sum(node.parent is None for node in self.nodes)
+        waiting = sum(not node.delivered for node in self.nodes)
+        return f"<Tree [{len(self.nodes)} nodes, {roots} roots, {waiting} undelivered]>"
+
+    @property
+    def next_index(self) -> int:
+        return self.nodes[-1].index + 1 if self.nodes else 0
+
+    def node(self, call: str) -> Node:
+        """The node of a recorded call; KeyError when there is none."""
+        return self._by_call[call]
+
+    def add(self, record: CallRecord, turn: Message) -> Node:
+        """A stored record; `turn` is its answer. Records come in the order in which they were stored."""
+        parent = self._by_call[record.parent] if record.parent is not None else None
+        node = Node(record, parent, turn)
+        self.nodes.append(node)
+        self._by_call[node.call] = node
+        self.by_request[node.request] = node
+        if node.delivered:
+            self._reveal(node)
+        return node
+
+    def deliver(self, call: str) -> None:
+        """A client took the answer: later requests may continue it."""
+        node = self._by_call[call]
+        if not node.delivered:
+            node.delivered = True
+            self._reveal(node)
+
+    def place(self, conversation: Conversation) -> Place:
+        """Where the next call of this conversation attaches. Costs one pass over the keys, no tokens."""
+        chain = conversation.key()
+        turns: list[Turn] = []
+        parent, start = None, 0
+        last = len(conversation.messages) - 1
+        for index, message in enumerate(conversation.messages):
+            node = None
+            if message.role == "assistant":
+                key, node = self._recognise(message)
+            else:
+                key = message.key()
+            chain = link(chain, key)
+            turns.append(Turn(message, node))
+            # An assistant message at the very end is to be continued, so it cannot be the parent of its own end.
+            if message.role == "assistant" and index < last and (found := self._by_prefix.get(chain)):
+                parent, start = found, index + 1
+        return Place(parent, turns[start:], chain)
+
+    def _recognise(self, message: Message) -> tuple[bytes, Node | None]:
+        ids = message.call_ids
+        owners = {id(node): node for call_id in ids if (node := self._by_call_id.get(call_id))}
+        if len(owners) == 1:
+            (node,) = owners.values()
+            return node.key, node
+        key = message.key()
+        return key, None if ids else self._by_content.get(key)
+
+    def _reveal(self, node: Node) -> None:
+        self._by_prefix[node.prefix] = node
+        for call_id in node.turn.call_ids:
+            self._by_call_id[call_id] = node
+        if node.turn.blocks and not node.turn.call_ids:
+            self._by_content[node.key] = node
