@@ -1,0 +1,1 @@
+"""Scores preserved workspaces with their tasks' own tests."""

@@ -1,0 +1,145 @@
+"""The evaluator: a worker that claims requested evaluations, runs them, and says their scores.
+
+    history --> end orphans --> run again what was claimed and not answered --> claim, run, answer ... until cancelled
+
+It decides nothing. Several may serve a run under names of their own: a claim is stored only at the request's sequence,
+so one of them wins. A free worker claims, not before, so the load follows who has time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from schemas import streams
+from schemas.errors import Conflict, EnvironmentMissing
+from schemas.events import EvaluationClaimed, EvaluationFailed, EvaluationScored
+from schemas.units import TaskRef
+from services.evaluator.book import Book, Request
+from services.evaluator.evaluation import Evaluation, folder_of
+from services.evaluator.refusal import Refusal
+from services.mesh import process_group, process_table
+from services.mesh.clock import MICROSECONDS
+from services.mesh.guard import Guard
+from services.mesh.process_group import Launch
+from services.mesh.service import Context, announce
+
+
+async def serve(context: Context, *, launch: Launch = process_group.launch) -> None:
+    """Runs until cancelled; tests that run then are ended, and run again at the next start."""
+    if shutil.which("bash") is None:
+        raise EnvironmentMissing("there is no bash", where=context.instance, remedy="install bash: tests run under it")
+    reading = ["reading the log"]
+    context.health.ready = lambda: reading[0]
+    with Guard() as guard:
+        evaluator = Evaluator(context, launch, guard)
+        context.health.gauge("gyre_evaluations_running", "Evaluations that run", lambda: evaluator.running)
+        context.health.gauge("gyre_evaluations_waiting", "Requests that nobody claimed", lambda: len(evaluator.book))
+        past, after = await context.history()
+        for event in past:
+            evaluator.book.apply(event)
+        for home in await asyncio.to_thread(process_table.homes, str(folder_of(context))):
+            await asyncio.to_thread(process_table.kill, 0, 0, home)
+        await announce(context)
+        reading[0] = ""
+        try:
+            await evaluator.work(after)
+        except ExceptionGroup as failures:
+            # The first failure ended the others; it is what a person has to read.
+            raise failures.exceptions[0] from failures
+
+
+class Evaluator:
+    def __init__(self, context: Context, launch: Launch, guard: Guard) -> None:
+        self.book = Book(context.instance)
+        self.running = 0
+        self._context, self._launch, self._guard = context, launch, guard
+        self._tasks = {task.name: task for task in context.started.tasks}
+        self._undone: list[Request] = []
+        self._arrived = asyncio.Condition()
+
+    async def work(self, after: int) -> None:
+        """Follows LOG from `after` with as many workers as configured."""
+        self._undone = self.book.left_undone()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._context.config.evaluator.workers):
+                tasks.create_task(self._worker())
+            async for event in self._context.events(after):
+                self.book.apply(event)
+                if event.kind == "evaluation.requested":
+                    async with self._arrived:
+                        self._arrived.notify()
+
+    async def _worker(self) -> None:
+        while True:
+            request = await self._next()
+            if request.claimed or await self._claim(request):
+                self.running += 1
+                try:
+                    await self._evaluate(request)
+                finally:
+                    self.running -= 1
+
+    async def _next(self) -> Request:
+        if self._undone:
+            return self._undone.pop(0)
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.book) > 0)
+            return self.book.take()
+
+    async def _claim(self, request: Request) -> bool:
+        context = self._context
+        try:
+            await context.say(
+                "evaluation.claimed",
+                request.evaluation,
+                EvaluationClaimed(evaluator=context.instance),
+                id=f"{request.fact_id('claimed')}.{context.instance}",
+                causation=request.seq,
+                claim=(streams.aggregate_filter(context.run, "evaluation", request.evaluation), request.seq),
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def _evaluate(self, request: Request) -> None:
+        context, data = self._context, request.data
+        began_us = context.clock.now_us()
+        task = self._tasks.get(data.task, TaskRef(name=data.task, digest=""))
+        name = f"{request.evaluation}.{data.tries}"
+        try:
+            score = await Evaluation(context, name, data, task, self._launch, self._guard).score()
+        except Refusal as refusal:
+            context.log.warning(
+                "no score", evaluation=request.evaluation, reason=refusal.reason, cause=str(refusal.__cause__ or "")
+            )
+            await context.say(
+                "evaluation.failed",
+                request.evaluation,
+                EvaluationFailed(
+                    execution=data.execution, attempt=data.attempt, reason=refusal.reason, tries=data.tries
+                ),
+                id=request.fact_id("failed"),
+                causation=request.seq,
+            )
+            return
+        try:
+            await context.say(
+                "evaluation.scored",
+                request.evaluation,
+                EvaluationScored(
+                    execution=data.execution,
+                    attempt=data.attempt,
+                    score=score,
+                    valid=True,
+                    workspace_digest=data.workspace_digest,
+                    branch=data.branch,
+                    reference=data.workspace,
+                    seconds=(context.clock.now_us() - began_us) / MICROSECONDS,
+                ),
+                id=request.fact_id("scored"),
+                causation=request.seq,
+            )
+        except Conflict as error:
+            # Write-once: an evaluation has one score, the one that was said first.
+            context.log.warning("scored before", evaluation=request.evaluation, what=error.what)
