@@ -22,7 +22,7 @@ CONFIG = Qwen3Config(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
-    max_position_embeddings=512,
+    max_position_embeddings=8192,
     rope_theta=1e4,
     eos_token_id=0,
 )
