@@ -234,11 +234,13 @@ class MemoryBus:
 
     async def _stream(self, name: str) -> MemoryStream:
         self._check_open()
+        await asyncio.sleep(0)
         await self._up.wait()
         return self.broker.stream(name)
 
     async def _bucket(self) -> dict[str, tuple[str, bytes]]:
         self._check_open()
+        await asyncio.sleep(0)
         await self._up.wait()
         return self.broker.bucket(streams.blob_bucket(self.run))
 

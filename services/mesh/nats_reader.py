@@ -2,7 +2,7 @@
 
 An ephemeral consumer without acknowledgement starts after the last message that the caller got. One pull at a time
 asks for a bounded batch and lingers: a new message arrives at once, and an idle reader costs a heartbeat every few
-seconds.
+seconds. A finite reading asks for what is there.
 
     no consumer ── create at last + 1 ──> pulling ── batch full, expired, "no more" ──> pulls again
          ^                                   │
@@ -20,7 +20,7 @@ import asyncio
 import json
 from collections import deque
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -52,6 +52,7 @@ class NatsReader:
         self._inbox: deque[Msg] = deque()
         self._waker = asyncio.Event()
         self._subscription: Subscription | None = None
+        self._making: asyncio.Future[None] | None = None
         self._consumer = ""
         self._epoch = -1
         self._wanted = 0
@@ -100,6 +101,9 @@ class NatsReader:
         self._closed = True
         self._waker.set()
         self._link.unwatch(self._waker)
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait([self._making])
         await self._drop_consumer()
 
     async def _take(self, message: Msg) -> Stored | None:
@@ -137,7 +141,12 @@ class NatsReader:
             if self._cursor.missed(int(headers.get("Nats-Last-Consumer", 0))):
                 await self._drop_consumer()
         elif status in ("404", "408") or (status == "409" and "MaxBytes" in headers.get("Description", "")):
-            self._wanted = 0
+            unfilled, self._wanted = self._wanted + 1, 0
+            if int(headers.get("Nats-Pending-Messages", unfilled)) != unfilled:
+                await self._drop_consumer()
+            elif status != "409" and self._cursor.until is not None:
+                # Nothing is left, also when what was counted at the start has been purged since.
+                self._cursor.done = True
         elif status in ("409", "503"):
             # The consumer was deleted, has expired, or lost its server.
             await self._drop_consumer()
@@ -152,7 +161,7 @@ class NatsReader:
             return
         try:
             if not self._consumer:
-                await self._make_consumer()
+                await self._making_of_consumer()
                 return
             if self._wanted <= 0:
                 await self._pull()
@@ -161,6 +170,10 @@ class NatsReader:
             if self._cursor.until is not None:
                 raise
             await self._drop_consumer()
+            return
+        except BusError:
+            if not self._link.closed:
+                raise
             return
         except nats.errors.Error:
             await self._drop_consumer()
@@ -175,14 +188,24 @@ class NatsReader:
         except TimeoutError:
             await self._drop_consumer()
 
+    async def _making_of_consumer(self) -> None:
+        # In a task of its own: a caller with a short time-out would otherwise cancel it again and again.
+        making = self._making = self._making or asyncio.ensure_future(self._make_consumer())
+        await asyncio.wait([making])
+        self._making = None
+        if not making.cancelled():
+            making.result()
+
     async def _pull(self) -> None:
         assert self._subscription is not None, "a consumer has a subscription"
-        request = {
+        request: dict[str, Any] = {
             "batch": BATCH,
             "max_bytes": max(PULL_BYTES, 2 * self._link.client.max_payload),
-            "expires": int(PULL_S * 1e9),
-            "idle_heartbeat": int(HEARTBEAT_S * 1e9),
         }
+        if self._cursor.until is None:
+            request |= {"expires": int(PULL_S * 1e9), "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
+        else:
+            request["no_wait"] = True
         self._wanted, self._heard = BATCH, asyncio.get_running_loop().time()
         await self._link.client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
