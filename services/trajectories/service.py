@@ -3,7 +3,7 @@ face over HTTP.
 
     LOG ── shell(Outcome) ──> evaluation.requested, execution.settled, group.ready, .materialized, .discarded
     LOG ── freezer ─ RECORDS ─> BLOBS, execution.tree-frozen
-    LOG ── projection ─ RECORDS ─> SQL ──> GET /executions/{id}/tree
+    LOG ── projection ─ RECORDS ─> SQL ──> GET /executions/{id}/tree?after=SEQ
 
 The shell takes the fence first; everything that this service says leaves under it.
 """
@@ -25,6 +25,8 @@ from services.trajectories.projection import Projection
 from services.trajectories.store import Store
 
 DATABASE = "trajectories.sqlite"
+FRESH_S = 10.0
+"""Longest wait for `?after=SEQ`, with which a reader asks for rows that hold LOG up to there."""
 
 
 def database_url(context: Context) -> str | URL:
@@ -40,12 +42,17 @@ async def serve(context: Context) -> None:
     freezer = Freezer(context, frozen=projection.keep)
 
     async def tree(request: web.Request) -> web.Response:
-        execution = request.match_info["execution"]
+        execution, after = request.match_info["execution"], request.query.get("after", "0")
+        if not after.isdecimal():
+            return _refused(400, "bad_request", f"after={after!r} is no sequence of LOG")
+        try:
+            async with asyncio.timeout(FRESH_S):
+                await projection.reached(int(after))
+        except TimeoutError:
+            return _refused(503, "behind", f"the database holds LOG up to {projection.position}, not yet {after}")
         found = await asyncio.to_thread(store.tree, execution)
         if found is None:
-            return web.json_response(
-                {"error": {"type": "not_found", "message": f"no execution {execution}"}}, status=404
-            )
+            return _refused(404, "not_found", f"no execution {execution}")
         return web.json_response(found)
 
     async def freeze() -> None:
@@ -67,6 +74,10 @@ async def serve(context: Context) -> None:
         await _all(shell.run(), freeze(), project())
     finally:
         await asyncio.to_thread(store.close)
+
+
+def _refused(status: int, kind: str, message: str) -> web.Response:
+    return web.json_response({"error": {"type": kind, "message": message}}, status=status)
 
 
 async def _all(*parts: Coroutine[Any, Any, None]) -> None:
