@@ -1,0 +1,1 @@
+"""The command line: `gyre`. Heavy libraries are imported inside the commands that need them."""

@@ -1,0 +1,225 @@
+"""The command `gyre`. Each command imports what it needs when it runs, so that help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from schemas.errors import GyreError
+
+app = App(
+    name="gyre",
+    help="Elastic reinforcement learning for agents whose executions last hours.",
+    help_format="plaintext",
+    version_flags=["--version"],
+    result_action="return_value",
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object.")]
+State = Annotated[Path, Parameter(name="--state", help="Folder of caches, logs, checkpoints and the event store.")]
+Run = Annotated[str | None, Parameter(name="--run", help="Run id; the newest when left out.")]
+Overrides = Annotated[
+    list[str] | None, Parameter(name="--set", negative=(), help="Override a key of the configuration: a.b=value.")
+]
+Flag = Parameter(negative=())
+STATE = Path("state")
+
+
+@app.command
+def run(
+    file: Path,
+    *,
+    overrides: Overrides = None,
+    state: State = STATE,
+    json: Json = False,
+    dry_run: Annotated[bool, Flag] = False,
+    no_progress: Annotated[bool, Flag] = False,
+) -> int:
+    """Start the mesh, train, and show progress until the run is over.
+
+    Parameters
+    ----------
+    file
+        The configuration, TOML.
+    dry_run
+        Print what would run, and start nothing.
+    no_progress
+        Show only the summary.
+    """
+    from services.cli.run_command import dry, train
+
+    if dry_run:
+        return dry(file, overrides or [], state=state, json=json)
+    return train(file, overrides or [], state=state, json=json, quiet=no_progress)
+
+
+@app.command
+def up(file: Path, *, overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
+    """Start the mesh in the background."""
+    from services.cli.mesh_commands import up_command
+
+    return up_command(file, overrides or [], state=state, json=json)
+
+
+@app.command
+def down(*, state: State = STATE, json: Json = False) -> int:
+    """End what runs in the background, cleanly."""
+    from services.cli.mesh_commands import down_command
+
+    return down_command(state=state, json=json)
+
+
+@app.command
+def status(*, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Show services, their health, and how far the run is."""
+    from services.cli.mesh_commands import status_command
+
+    return status_command(run, state=state, json=json)
+
+
+@app.command
+def events(
+    *,
+    run: Run = None,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    kind: Annotated[list[str] | None, Flag] = None,
+    state: State = STATE,
+    json: Json = False,
+) -> int:
+    """Print the events of a run, one a line.
+
+    Parameters
+    ----------
+    follow
+        Go on until the run is over.
+    kind
+        Only events of this kind; a pattern such as cell.* will do, and it may be given again.
+    """
+    from services.cli.log_commands import events_command
+
+    return events_command(run, follow=follow, kinds=kind or [], state=state, json=json)
+
+
+@app.command
+def export(
+    run: str | None = None,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    state: State = STATE,
+    json: Json = False,
+) -> int:
+    """Write a run's whole log to one file.
+
+    Parameters
+    ----------
+    run
+        Run id; the newest when left out.
+    output
+        The file to write; RUN.gyre when left out.
+    """
+    from services.cli.log_commands import export_command
+
+    return export_command(run, output, state=state, json=json)
+
+
+@app.command
+def replay(file: Path, *, decider: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
+    """Decide again from an exported log and compare every decision. Exit code 1 when one differs.
+
+    Parameters
+    ----------
+    file
+        What `gyre export` wrote.
+    decider
+        Only this decider; may be given again.
+    """
+    from services.cli.log_commands import replay_command
+
+    return replay_command(file, decider or [], json=json)
+
+
+@app.command
+def check(file: Path, *, invariant: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
+    """Check the invariants of an exported log. Exit code 1 when one is violated.
+
+    Parameters
+    ----------
+    file
+        What `gyre export` wrote.
+    invariant
+        Only this invariant; may be given again.
+    """
+    from services.cli.log_commands import check_command
+
+    return check_command(file, invariant or [], json=json)
+
+
+@app.command
+def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False) -> int:
+    """Check what this machine must have. Exit code 3 when something required is missing.
+
+    Parameters
+    ----------
+    file
+        A configuration whose ports and transport are to be checked too.
+    """
+    from services.cli.doctor_command import doctor_command
+
+    return doctor_command(file, state=state, json=json)
+
+
+@app.command
+def schema(*, json: Json = False) -> int:
+    """Print the table of event kinds; with --json, the JSON schema of their data."""
+    from services.cli.doctor_command import schema_command
+
+    return schema_command(json=json)
+
+
+@app.command
+def service(
+    name: str,
+    *,
+    run: Annotated[str, Parameter(name="--run")],
+    nats: str,
+    state: State,
+    here: Path,
+    cell: str = "",
+) -> int:
+    """Run one service of a run in this process.
+
+    Parameters
+    ----------
+    name
+        scheduler, proxy, harness, rollout, evaluator, trajectories, packer or trainer.
+    run
+        The run that it serves.
+    nats
+        URL of the event bus.
+    here
+        Folder of the configuration file.
+    cell
+        Its cell, for rollout and trainer.
+    """
+    from services.cli.service_command import service_command
+
+    return service_command(name, run=run, nats=nats, state=state, here=here, cell=cell)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. An error of ours is its sentence and its remedy on standard error, and its exit code."""
+    try:
+        code = app(argv)
+    except GyreError as error:
+        print(f"gyre: {error}", file=sys.stderr)  # noqa: T201
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        # The reader of our output has gone; what it wanted it has.
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

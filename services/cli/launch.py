@@ -1,0 +1,233 @@
+"""A run from its first process to its last.
+
+    bus up --> run.started said --> services up --> follow LOG ... run.finished or a signal --> services down --> bus down
+
+Invariants
+- what fails before `run.started` leaves no process and no run folder behind;
+- however it ends, the services end in order, bounded in time, and the bus last;
+- the log tells how it ended: the scheduler's `run.finished`, or ours when a person stopped it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schemas import ids, streams
+from schemas.config import Config
+from schemas.errors import Conflict, EnvironmentMissing
+from schemas.events import RunFinished, RunStarted
+from schemas.units import TaskRef
+from services.cli.figures import Summary, summarize
+from services.cli.places import Places
+from services.cli.plan import service_specs
+from services.cli.preflight import code_identity
+from services.cli.progress import Progress
+from services.cli.view import View
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.nats_bus import connect
+from services.mesh.processes import Process
+from services.mesh.publisher import Publisher
+from services.mesh.server import NatsServer
+from services.mesh.supervise import Spec, Supervisor
+from services.mesh.tokens import SECRET_BYTES
+
+TICK_S = 2.0
+SETTLE_S = 15.0
+"""How long executions that still run at the end may take to be reported as cancelled."""
+GRACE_S = 10.0
+SERVER_RESTARTS = 5
+Plan = Callable[[str, str], list[Spec]]
+"""(run, url of the bus) to the services to start."""
+
+
+class Stops:
+    """What asks a run to end: the first signal politely, the second at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.signum = 0
+
+    def on_signal(self, signum: int) -> None:
+        if self.asked.is_set():
+            # Children are told by the kernel; the bus keeps what it acknowledged.
+            os._exit(128 + signum)
+        self.signum = signum
+        self.asked.set()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stops]:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for signum in signals:
+            loop.add_signal_handler(signum, self.on_signal, signum)
+        try:
+            yield self
+        finally:
+            for signum in signals:
+                loop.remove_signal_handler(signum)
+
+
+async def launch(
+    config: Config, *, tasks: list[TaskRef], here: Path, places: Places, view: View, plan: Plan | None = None
+) -> tuple[Summary, int]:
+    """Start the mesh, follow it to its end, take it down. Returns the summary and the signal that stopped it, or 0.
+
+    Raises EnvironmentMissing when the bus doesn't come up or a service keeps failing.
+    """
+    with Stops().listening() as stops:
+        async with _bus_server(config, places, view) as (url, server):
+            run = ids.run_id(datetime.now(UTC), secrets.token_hex(2))
+            folder = places.run(run)
+            bus = await connect(url, run, name=f"gyre/{run}/operator")
+            try:
+                publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+                await _begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
+                supervisor = Supervisor(
+                    run=run,
+                    folder=folder,
+                    nats=url,
+                    nats_pid=server.pid if server else 0,
+                    on_change=lambda process: _tell(view, process),
+                )
+                progress = Progress()
+                specs = (plan or _plan(config, places, here))(run, url)
+                try:
+                    await _follow(bus, publisher, supervisor, specs, server, progress, stops, view)
+                finally:
+                    view.note("stopping services")
+                    supervisor.rss_bytes()
+                    await supervisor.stop(grace_s=GRACE_S)
+                summary = summarize(progress, peak_rss_bytes=supervisor.peak_rss_bytes)
+                (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+                return summary, stops.signum
+            finally:
+                await bus.close()
+
+
+def _plan(config: Config, places: Places, here: Path) -> Plan:
+    return lambda run, url: service_specs(config, run=run, url=url, state=places.root, here=here)
+
+
+@contextlib.asynccontextmanager
+async def _bus_server(config: Config, places: Places, view: View) -> AsyncIterator[tuple[str, NatsServer | None]]:
+    if config.bus.url:
+        yield config.bus.url, None
+        return
+    view.note("starting the event bus")
+    server = NatsServer(places.nats, port=config.bus.port)
+    await server.start_async()
+    try:
+        yield server.url, server
+    finally:
+        await server.stop_async()
+
+
+async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> None:
+    """Folder, secret, streams, and the event that begins the run: all or nothing."""
+    try:
+        folder.mkdir(parents=True)
+        descriptor = os.open(folder / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as secret:
+            secret.write(secrets.token_bytes(SECRET_BYTES))
+        await bus.open_run()
+        started = RunStarted(seed=config.seed, config=config, tasks=tasks, code=code_identity())
+        await publisher.say("run.started", publisher.run, started, id=f"{publisher.run}.started")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+async def _follow(
+    bus: Bus,
+    publisher: Publisher,
+    supervisor: Supervisor,
+    specs: list[Spec],
+    server: NatsServer | None,
+    progress: Progress,
+    stops: Stops,
+    view: View,
+) -> None:
+    reader = asyncio.create_task(_read(bus, publisher.run, progress, view))
+    tick = asyncio.create_task(_tick(supervisor, server, view))
+    asked = asyncio.create_task(stops.asked.wait())
+    try:
+        for spec in specs:
+            await supervisor.start(spec)
+        waiting: list[asyncio.Future[Any]] = [reader, tick, supervisor.failed, asked]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not progress.finished:
+            view.note("asked to stop" if asked in done else "something keeps failing: stopping")
+            finished = RunFinished(steps=len(progress.steps), reason="stopped")
+            # The scheduler may have said it in this very moment.
+            with contextlib.suppress(Conflict):
+                await publisher.say("run.finished", "run", finished, id=f"{publisher.run}.stopped")
+        for task in done:
+            task.result()
+        if not reader.done():
+            await _settle(reader)
+    finally:
+        for task in (reader, tick, asked):
+            task.cancel()
+        await asyncio.gather(reader, tick, asked, return_exceptions=True)
+
+
+async def _settle(reader: asyncio.Task[None]) -> None:
+    """Wait until nothing runs any more, at most SETTLE_S."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            await reader
+
+
+async def _read(bus: Bus, run: str, progress: Progress, view: View) -> None:
+    """Until the run is finished and no harness runs any more."""
+    overdue: float | None = None
+    reading = bus.read(streams.log_stream(run), 0)
+    loop = asyncio.get_running_loop()
+    async with reading:
+        while not (progress.finished and not progress.running):
+            if progress.finished and overdue is None:
+                overdue = loop.time() + SETTLE_S
+            try:
+                async with asyncio.timeout_at(overdue):
+                    stored = await anext(reading)
+            except TimeoutError:
+                return
+            progress.apply(decode(stored))
+            view.update(progress)
+
+
+async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View) -> None:
+    """Memory, and the event bus, which is restarted when it dies: its store holds every acknowledged event."""
+    restarts = 0
+    while True:
+        await asyncio.sleep(TICK_S)
+        view.memory(supervisor.rss_bytes())
+        if server is None or server.running:
+            continue
+        restarts += 1
+        if restarts > SERVER_RESTARTS:
+            raise EnvironmentMissing(
+                f"nats-server ended {restarts} times", where=str(server.log_file), remedy="read that log"
+            )
+        view.note("the event bus ended; starting it again")
+        await server.start_async()
+
+
+def _tell(view: View, process: Process) -> None:
+    if process.state == "waiting":
+        view.note(f"{process.name} ended with {process.exit_code}; it starts again")
+    elif process.state == "running" and process.restarts:
+        view.note(f"{process.name} runs again (pid {process.pid})")

@@ -1,0 +1,90 @@
+"""`gyre events`, `export`, `replay`, `check`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from services.cli.output import say, say_json, say_json_line
+from services.cli.places import Places
+
+
+def events_command(run: str | None, *, follow: bool, kinds: list[str], state: Path, json: bool) -> int:
+    places = Places(state)
+    asyncio.run(_print_events(places, places.chosen(run), follow=follow, kinds=kinds, json=json))
+    return 0
+
+
+async def _print_events(places: Places, run: str, *, follow: bool, kinds: list[str], json: bool) -> None:
+    from services.cli.logs import event_line, read_events
+
+    began = 0
+    async with contextlib.aclosing(read_events(places, run, follow=follow, kinds=kinds)) as events:
+        async for _, event in events:
+            began = began or event.time_us
+            if json:
+                say_json_line(event)
+            else:
+                say(event_line(event, began_us=began))
+
+
+def export_command(run: str | None, output: Path | None, *, state: Path, json: bool) -> int:
+    from services.cli.logs import export_run
+
+    places = Places(state)
+    chosen = places.chosen(run)
+    path = output or Path(f"{chosen}.gyre")
+    manifest = asyncio.run(export_run(places, chosen, path))
+    if json:
+        say_json({"file": str(path), "bytes": path.stat().st_size, "manifest": manifest})
+    else:
+        say(f"{path}: {manifest.messages} events of {manifest.run}, {path.stat().st_size} bytes")
+    return 0
+
+
+def replay_command(file: Path, names: list[str], *, json: bool) -> int:
+    """0: every decision was taken again. 1: one differs. 2: the file is not a whole log."""
+    from replay.logfile import read_events, read_manifest
+    from replay.replayer import DECIDERS, Replayer, load_deciders
+
+    manifest = read_manifest(file)
+    result = Replayer(deciders=load_deciders(names or DECIDERS)).replay(read_events(file))
+    if json:
+        say_json(
+            {
+                "run": manifest.run,
+                "code": manifest.code,
+                "ok": result.ok,
+                "events": result.events,
+                "deciders": result.deciders,
+                "first": result.first,
+            }
+        )
+        return 0 if result.ok else 1
+    say(f"run {manifest.run}, recorded by {manifest.code}: {result.events} events")
+    for each in result.deciders:
+        tail = f", {each.unrecorded} more that the log ends too early to hold" if each.unrecorded else ""
+        say(f"  {each.decider}: {each.same} of {each.recorded} decisions the same on {each.inputs} inputs{tail}")
+    if result.first:
+        say(f"{sum(each.divergences for each in result.deciders)} differ; the first:")
+        say(str(result.first))
+    return 0 if result.ok else 1
+
+
+def check_command(file: Path, names: list[str], *, json: bool) -> int:
+    """0: every invariant holds. 1: one doesn't. 2: the file is not a whole log."""
+    from replay.checker import check
+    from replay.logfile import read_events
+
+    report = check(read_events(file), only=names)
+    if json:
+        say_json({"ok": report.ok, "events": report.events, "checked": report.checked, "violations": report.violations})
+        return 0 if report.ok else 1
+    for each in report.checked:
+        mark = f"skipped: {each.skipped}" if each.skipped else "ok" if not each.violations else f"{each.violations} violated"
+        say(f"  {each.invariant:26s} {mark:10s} {each.meaning}")
+    for violation in report.violations[:20]:
+        say(str(violation))
+    say(f"{report.events} events: " + ("all invariants hold" if report.ok else f"{len(report.violations)} violations"))
+    return 0 if report.ok else 1

@@ -1,0 +1,345 @@
+"""How far a run is: a pure projection of its log, from which the live view, `gyre status` and the summary are drawn.
+
+`Progress.apply` takes events in log order, each once. Nothing here reads a clock: time is the events'.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from schemas import events as e
+from schemas.config import Config
+from schemas.envelope import Event
+
+RATE_WINDOW_US = 60_000_000
+SETTLING_BURSTS = 4
+"""Staleness is reported over bursts after this one, when there are any."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step as it was made."""
+
+    step: int
+    version: int
+    reward: float
+    loss: float
+    grad_norm: float
+    tokens: int
+    targets: int
+    executions: int
+    masked: int
+    gap: float
+    """Mean absolute difference of engine and trainer log-probabilities."""
+    seconds: float
+    """Since the step before, or since the run began."""
+
+
+class CellView(msgspec.Struct, kw_only=True):
+    """One cell as the log shows it."""
+
+    index: int
+    capacity: int
+    role: str = "rollout"
+    phase: str = ""
+    """Phase of a transition that is under way; empty when the role is settled."""
+    version: int = 0
+    load: int = 0
+    """Executions placed here and not finished."""
+
+    @property
+    def serves(self) -> bool:
+        return self.role == "rollout" and not self.phase
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """State of the projection; begins empty."""
+
+    run: str = ""
+    config: Config | None = None
+    started_us: int = 0
+    now_us: int = 0
+    finished: str = ""
+    """Reason of `run.finished`; empty while the run goes on."""
+    d: int = 0
+    p: int = 0
+    f: int = 0
+    """Executions dispatched, started, finished."""
+    open: dict[str, str] = {}
+    """Executions dispatched and not finished: the cell that serves each, empty while queued."""
+    running: set[str] = set()
+    cells: dict[str, CellView] = {}
+    steps: list[Step] = []
+    batch_open: bool = False
+    burst: int = 0
+    burst_of: dict[str, int] = {}
+    """Batch to the index of its burst."""
+    staleness: list[tuple[int, int]] = []
+    """(burst, staleness) of every consumed group."""
+    groups_ready: int = 0
+    groups_consumed: int = 0
+    groups_discarded: int = 0
+    transitions: int = 0
+    harness_calls: int = 0
+    harness_errors: int = 0
+    reconnects: int = 0
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gap_count: int = 0
+    sampled: int = 0
+    """Tokens that our engines sampled, of frozen trees."""
+    published: int = 0
+    """Version served by every engine."""
+    checkpoint: str = ""
+    checkpoint_version: int = 0
+    services: dict[str, str] = {}
+    """Instance to URL of its HTTP server."""
+    last_error: str = ""
+    _recent: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
+
+    @property
+    def waterlevel(self) -> int:
+        """w = d - f."""
+        return self.d - self.f
+
+    @property
+    def capacity(self) -> int:
+        """C_R of equation (1): what the cells in the rollout role take."""
+        return sum(cell.capacity for cell in self.cells.values() if cell.serves)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, by the log's time."""
+        return (self.now_us - self.started_us) / 1e6
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens a second over the last minute of the log."""
+        if not self._recent:
+            return 0.0
+        span = min(RATE_WINDOW_US, max(1, self.now_us - self.started_us))
+        since = self.now_us - span
+        return sum(tokens for at, tokens in self._recent if at >= since) / (span / 1e6)
+
+    @property
+    def staleness_mean(self) -> float | None:
+        """Over groups of bursts after the fourth, else over all; None before the first step."""
+        settled = [value for burst, value in self.staleness if burst > SETTLING_BURSTS]
+        values = settled or [value for _, value in self.staleness]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def logprob_gap(self) -> float | None:
+        """Mean absolute difference of engine and trainer log-probabilities at equal version."""
+        return self.gap_sum / self.gap_count if self.gap_count else None
+
+    def mean_reward(self, first: bool, width: int = 5) -> float | None:
+        """Mean reward of the first or the last steps."""
+        chosen = self.steps[:width] if first else self.steps[-width:]
+        return sum(step.reward for step in chosen) / len(chosen) if chosen else None
+
+    def apply(self, event: Event) -> None:
+        self.now_us = max(self.now_us, event.time_us)
+        change = _CHANGES.get(event.kind)
+        if change is not None and not isinstance(event.data, msgspec.Raw):
+            change(self, event)
+
+
+def _run_started(self: Progress, event: Event) -> None:
+    data: e.RunStarted = event.data
+    self.run, self.config, self.started_us = event.entity, data.config, event.time_us
+
+
+def _run_finished(self: Progress, event: Event) -> None:
+    data: e.RunFinished = event.data
+    self.finished = self.finished or data.reason
+
+
+def _dispatched(self: Progress, event: Event) -> None:
+    if event.entity not in self.open:
+        self.d += 1
+        self.open[event.entity] = ""
+
+
+def _placed(self: Progress, event: Event) -> None:
+    data: e.ExecutionPlaced = event.data
+    _move(self, event.entity, data.cell)
+
+
+def _route_moved(self: Progress, event: Event) -> None:
+    data: e.RouteMoved = event.data
+    _move(self, event.entity, data.target)
+
+
+def _move(self: Progress, execution: str, cell: str) -> None:
+    if execution not in self.open:
+        return
+    before = self.open[execution]
+    if before in self.cells:
+        self.cells[before].load -= 1
+    if cell in self.cells:
+        self.cells[cell].load += 1
+    self.open[execution] = cell
+
+
+def _started(self: Progress, event: Event) -> None:
+    if event.entity in self.open and event.entity not in self.running:
+        self.running.add(event.entity)
+        self.p += 1
+
+
+def _finished(self: Progress, event: Event) -> None:
+    if event.entity not in self.open:
+        return
+    data: e.ExecutionFinished = event.data
+    _move(self, event.entity, "")
+    del self.open[event.entity]
+    if event.entity in self.running:
+        self.running.discard(event.entity)
+    else:
+        self.p += 1
+    self.f += 1
+    self.harness_calls += data.counters.calls
+    self.harness_errors += data.counters.harness_errors
+    self.reconnects += data.counters.reconnects
+
+
+def _tree_frozen(self: Progress, event: Event) -> None:
+    data: e.ExecutionTreeFrozen = event.data
+    tokens = sum(data.trainable)
+    self.sampled += tokens
+    self._recent.append((event.time_us, tokens))
+    while self._recent and self._recent[0][0] < event.time_us - RATE_WINDOW_US:
+        self._recent.popleft()
+
+
+def _group_ready(self: Progress, event: Event) -> None:
+    self.groups_ready += 1
+
+
+def _group_discarded(self: Progress, event: Event) -> None:
+    self.groups_discarded += 1
+
+
+def _group_consumed(self: Progress, event: Event) -> None:
+    data: e.GroupConsumed = event.data
+    self.groups_consumed += 1
+    self.staleness.append((self.burst_of.get(data.batch, 0), data.staleness))
+
+
+def _cell_joined(self: Progress, event: Event) -> None:
+    data: e.CellJoined = event.data
+    cell = self.cells.get(event.entity)
+    if cell is None:
+        self.cells[event.entity] = CellView(index=data.index, capacity=data.capacity, version=data.version)
+    else:
+        cell.version = max(cell.version, data.version)
+
+
+def _role_transition(self: Progress, event: Event) -> None:
+    data: e.CellRoleTransition = event.data
+    cell = self.cells.get(event.entity)
+    if cell is None:
+        return
+    if data.phase == "completed":
+        cell.role, cell.phase = data.target, ""
+        self.transitions += 1
+    elif data.phase == "failed":
+        cell.role, cell.phase = data.source, ""
+    else:
+        cell.phase = f"{data.phase} to {data.target}"
+    if data.version >= 0:
+        cell.version = max(cell.version, data.version)
+
+
+def _burst_opened(self: Progress, event: Event) -> None:
+    data: e.BurstOpened = event.data
+    self.burst = data.index
+
+
+def _burst_ended(self: Progress, event: Event) -> None:
+    data: e.BurstEnded = event.data
+    self.published = data.version
+
+
+def _batch_opened(self: Progress, event: Event) -> None:
+    self.batch_open = True
+    self.burst_of[event.entity] = self.burst
+
+
+def _batch_stepped(self: Progress, event: Event) -> None:
+    data: e.BatchStepped = event.data
+    before = self.started_us + round(sum(step.seconds for step in self.steps) * 1e6)
+    self.batch_open = False
+    self.steps.append(
+        Step(
+            step=data.step,
+            version=data.version,
+            reward=data.reward,
+            loss=data.loss,
+            grad_norm=data.grad_norm,
+            tokens=data.tokens,
+            targets=data.targets,
+            executions=data.executions,
+            masked=data.masked,
+            gap=data.gap.sum_abs / data.gap.count if data.gap.count else 0.0,
+            seconds=(event.time_us - before) / 1e6,
+        )
+    )
+    self.gap_sum += data.gap.sum_abs
+    self.gap_count += data.gap.count
+    self.gap_max = max(self.gap_max, data.gap.max_abs)
+
+
+def _batch_failed(self: Progress, event: Event) -> None:
+    data: e.BatchFailed = event.data
+    self.last_error = f"{event.entity}: {data.reason}"
+
+
+def _published(self: Progress, event: Event) -> None:
+    data: e.WeightsPublished = event.data
+    if event.entity in self.cells:
+        self.cells[event.entity].version = max(self.cells[event.entity].version, data.version)
+
+
+def _saved(self: Progress, event: Event) -> None:
+    data: e.CheckpointSaved = event.data
+    self.checkpoint, self.checkpoint_version = data.path, data.version
+
+
+def _joined(self: Progress, event: Event) -> None:
+    data: e.ServiceJoined = event.data
+    self.services[event.entity] = data.url
+
+
+def _left(self: Progress, event: Event) -> None:
+    self.services.pop(event.entity, None)
+
+
+_CHANGES: dict[str, Callable[[Progress, Any], None]] = {
+    "run.started": _run_started,
+    "run.finished": _run_finished,
+    "execution.dispatched": _dispatched,
+    "execution.placed": _placed,
+    "execution.started": _started,
+    "execution.finished": _finished,
+    "execution.tree-frozen": _tree_frozen,
+    "route.moved": _route_moved,
+    "group.ready": _group_ready,
+    "group.discarded": _group_discarded,
+    "group.consumed": _group_consumed,
+    "cell.joined": _cell_joined,
+    "cell.role-transition": _role_transition,
+    "burst.opened": _burst_opened,
+    "burst.ended": _burst_ended,
+    "batch.opened": _batch_opened,
+    "batch.stepped": _batch_stepped,
+    "batch.failed": _batch_failed,
+    "weights.published": _published,
+    "checkpoint.saved": _saved,
+    "service.joined": _joined,
+    "service.left": _left,
+}

@@ -1,0 +1,113 @@
+"""`gyre run`: prepare, check, launch, sum up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from schemas.config import Config, load
+from services.cli import preflight, prepare
+from services.cli.figures import Summary
+from services.cli.launch import launch
+from services.cli.output import say, say_json, table
+from services.cli.places import Places
+from services.cli.plan import service_specs
+from services.cli.view import View, open_view
+
+
+def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: bool) -> int:
+    """The whole run. Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
+    config, here, places = load(file, overrides), file.absolute().parent, Places(state)
+    preflight.environment(config, places)
+    with places.hold(f"gyre run {file.name}"):
+        view = open_view(quiet=quiet, json=json)
+        try:
+            prepared(config, here=here, places=places, view=view)
+            tasks = preflight.inputs(config, places)
+            summary, signum = asyncio.run(launch(config, tasks=tasks, here=here, places=places, view=view))
+        finally:
+            view.close()
+    if json:
+        say_json(summary)
+    else:
+        for line in closing(summary, places):
+            say(line)
+    if signum:
+        return 128 + signum
+    return 0 if summary.ok else 1
+
+
+def prepared(config: Config, *, here: Path, places: Places, view: View) -> None:
+    """Make what the configuration says how to make, unless the cache has it."""
+
+    def tell(step: prepare.Step) -> None:
+        view.note(f"making {step.makes} (once; its log is {step.log})")
+
+    for step in prepare.steps(config, cache=places.cache, here=here):
+        began = time.monotonic()
+        was_ready = step.ready
+        prepare.make(step, tell=tell)
+        if not was_ready:
+            view.note(f"made {step.makes} in {time.monotonic() - began:.0f} s")
+
+
+def dry(file: Path, overrides: list[str], *, state: Path, json: bool) -> int:
+    """Say what would run."""
+    config, here, places = load(file, overrides), file.absolute().parent, Places(state)
+    steps = prepare.steps(config, cache=places.cache, here=here)
+    specs = service_specs(config, run="RUN", url=config.bus.url or "URL", state=places.root, here=here)
+    if json:
+        say_json(
+            {
+                "config": config,
+                "state": str(places.root),
+                "prepare": [{"makes": s.makes, "ready": s.ready, "command": s.command} for s in steps],
+                "bus": config.bus.url or f"nats-server in {places.nats}",
+                "services": [{"name": spec.name, "command": spec.command} for spec in specs],
+            }
+        )
+        return 0
+    s = config.scheduler
+    say(f"{config.name}: {config.steps} steps, N = {s.N}, B = {s.B}, mu = {s.mu}, phi = {s.phi:g}")
+    say(f"state folder {places.root}")
+    for step in steps:
+        say(f"prepare {step.makes}: {'in the cache' if step.ready else ' '.join(step.command)}")
+    say(f"event bus: {config.bus.url or f'nats-server in {places.nats}'}")
+    for spec in specs:
+        say(f"service {spec.name}: {' '.join(spec.command[1:])}")
+    return 0
+
+
+def closing(summary: Summary, places: Places) -> list[str]:
+    """The summary as lines: figures, targets, where things are, what to try next."""
+    folder = places.run(summary.run)
+    state = "" if places.root == Path("state").absolute() else f" --state {places.root}"
+    how = {"steps_done": "finished", "stopped": "was stopped"}.get(summary.finished, "ended early")
+    rows = []
+    for name, value in summary.figures.items():
+        bound = summary.targets.get(name, "")
+        mark = "" if not bound else f"{'missed' if name in summary.missed else 'ok'}, wanted {bound}"
+        rows.append((f"  {name}", _number(value), mark))
+    return [
+        "",
+        f"Run {summary.run} {how}.",
+        *table(rows),
+        "",
+        f"  log          gyre events --run {summary.run}{state}",
+        f"  checkpoints  {folder / 'checkpoints'}",
+        f"  workspaces   {folder / 'workspaces'}",
+        f"  services     {folder / 'logs'}",
+        "",
+        "Next:",
+        f"  gyre export {summary.run} -o run.gyre{state}",
+        "  gyre check run.gyre     invariants of the paper, over the log",
+        "  gyre replay run.gyre    every decision taken again and compared",
+        f"  gyre events --kind 'cell.*'{state}",
+    ]
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1e-2 and value else f"{value:g}"
