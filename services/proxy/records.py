@@ -6,13 +6,11 @@ seal describes what lies in the stream, whatever we believe that we have written
 
 from __future__ import annotations
 
-import hashlib
-
 from schemas import streams
 from schemas.events import ExecutionSealed
 from schemas.records import CallRecord, RecordEntry
 from services.mesh.bus import Bus, Stored
-from services.mesh.tree_codec import decode_record, encode_record
+from services.mesh.tree_codec import decode_record, digest_records, encode_record
 
 
 class Ledger:
@@ -46,16 +44,13 @@ class Ledger:
         self.last = max(self.last, seq)
 
     async def sealed(self) -> ExecutionSealed:
-        """Number, last sequence and digest (blake2b, hexadecimal, over the bytes in order) of all entries."""
+        """Number, last sequence and digest of all entries."""
         entries = await self._read(0)
-        digest = hashlib.blake2b()
-        for stored in entries:
-            digest.update(stored.data)
         return ExecutionSealed(
             attempt=self._attempt,
             records=len(entries),
             last_record=entries[-1].seq if entries else 0,
-            digest=digest.hexdigest(),
+            digest=digest_records(stored.data for stored in entries),
         )
 
     async def _read(self, after: int) -> list[Stored]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from aiohttp import web
+
 from schemas.envelope import Event
 from schemas.errors import EnvironmentMissing
 from schemas.events import ExecutionSealed
@@ -16,6 +18,9 @@ from services.proxy.engine import Engines
 from services.proxy.executions import Shared
 from services.proxy.refusal import Refused
 from services.proxy.routes import Routes
+
+DESK = web.AppKey("desk", Desk)
+"""What is served now, for those who look inside."""
 
 
 async def serve(context: Context) -> None:
@@ -47,6 +52,7 @@ async def serve(context: Context) -> None:
         desk = Desk(shared, say_sealed)
         endpoints = Endpoints(desk=desk, secret=context.secret, ping_s=config.proxy.ping_s)
         endpoints.add_routes(context.health.app)
+        context.health.app[DESK] = desk
         context.health.gauge("gyre_proxy_calls_in_flight", "Model calls in flight", desk.flights)
         context.health.gauge("gyre_proxy_executions", "Executions that may call", lambda: len(desk.open))
         context.health.gauge("gyre_proxy_answers", "Answers handed out", lambda: endpoints.answers)
