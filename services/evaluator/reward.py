@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import msgspec
 
 from services.evaluator.refusal import Refusal
+from services.mesh.workspace import WorkspaceError, read_plain
 
 _BYTES = 4096
 """Most bytes of a reward file."""
@@ -18,16 +18,16 @@ def read_reward(logs: Path) -> float:
     """The number in `reward.txt`, else `reward` of the object in `reward.json`.
 
     Raises Refusal: `no_reward`, `bad_reward` (not a number, or NaN) or `reward_out_of_range`."""
-    text = _content(logs / "reward.txt")
     try:
+        text = read_plain(logs / "reward.txt", _BYTES)
         if text is not None:
-            value = float(text.decode("ascii").strip())
+            value = float(text.decode("ascii"))
         else:
-            text = _content(logs / "reward.json")
+            text = read_plain(logs / "reward.json", _BYTES)
             if text is None:
                 raise Refusal("no_reward")
-            value = float(msgspec.json.decode(text, type=_Json).reward)
-    except (ValueError, msgspec.MsgspecError) as error:
+            value = msgspec.json.decode(text, type=_Json).reward
+    except (ValueError, msgspec.MsgspecError, WorkspaceError) as error:
         raise Refusal("bad_reward") from error
     if math.isnan(value):
         raise Refusal("bad_reward")
@@ -38,21 +38,3 @@ def read_reward(logs: Path) -> float:
 
 class _Json(msgspec.Struct):
     reward: float
-
-
-def _content(path: Path) -> bytes | None:
-    """The file's bytes; None where there is none. A link or a pipe in its place is not followed or waited for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Refusal("bad_reward") from error
-    with open(descriptor, "rb") as file:
-        try:
-            content = file.read(_BYTES + 1)
-        except OSError as error:
-            raise Refusal("bad_reward") from error
-    if content is None or len(content) > _BYTES:
-        raise Refusal("bad_reward")
-    return content

@@ -10,7 +10,6 @@ workspaces/{execution}.{attempt}/work/            where the harness works: what 
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import msgspec
 from schemas.units import Counters
 from services.mesh.process_table import kill
 from services.mesh.tasks import Task
-from services.mesh.workspace import remove
+from services.mesh.workspace import WorkspaceError, read_plain, remove
 
 _LEFT_OUT = ("Dockerfile",)
 _REPORT_BYTES = 64 * 1024
@@ -76,14 +75,8 @@ class ExecutionFolder:
     def counters(self) -> Counters | None:
         """What the harness reported; None when the report is absent or not one."""
         try:
-            # The harness can write here: a link or a pipe in its place is not followed or waited for.
-            descriptor = os.open(self.report, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
+            counters = msgspec.json.decode(read_plain(self.report, _REPORT_BYTES) or b"", type=Counters)
+        except (msgspec.MsgspecError, WorkspaceError):
             return None
-        with open(descriptor, "rb") as file:
-            try:
-                counters = msgspec.json.decode(file.read(_REPORT_BYTES), type=Counters)
-            except (msgspec.MsgspecError, OSError):
-                return None
         whole = min(counters.calls, counters.reconnects, counters.harness_errors) >= 0
         return counters if whole else None

@@ -115,6 +115,27 @@ def unpack(data: bytes, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
             raise _hostile(f"the link {path.relative_to(root)} leads outside")
 
 
+def read_plain(path: Path, limit: int) -> bytes | None:
+    """The content of a file of at most `limit` bytes that somebody else wrote; None where there is nothing.
+
+    Raises WorkspaceError when it is no plain file (a link is not followed, a pipe not waited for) or too long."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WorkspaceError(f"{path.name} cannot be read: {error.strerror}", where=str(path.parent)) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise WorkspaceError(f"{path.name} is no plain file", where=str(path.parent))
+        content = os.read(descriptor, limit + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > limit:
+        raise WorkspaceError(f"{path.name} is longer than {limit} bytes", where=str(path.parent))
+    return content
+
+
 def remove(folder: Path) -> None:
     """Remove a folder that somebody else filled, whatever modes it has; nothing happens where there is none.
 

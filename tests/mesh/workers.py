@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, bus: Bus, folder: Path, settings: dict[str, Any], *, clock: Clock | None = None) -> None:
         self.bus, self.folder, self.clock = bus, folder, clock or SystemClock()
-        tree = {"name": "test", "tasks": {"path": str(folder / "tasks")}, "harness": {"command": ["true"]}, **settings}
+        tree = {"name": "test", "steps": 3, "tasks": {"path": str(folder / "tasks")}, "harness": {"command": ["true"]}, **settings}
         self.config: Config = from_tree(tree, where="test")
         self.tasks = task_refs(list_tasks(folder / "tasks"))
         self.started = RunStarted(seed=0, config=self.config, tasks=self.tasks, code="test")
