@@ -63,6 +63,7 @@ class Guard:
             self._process.stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
             # Somebody ended the guard: another one takes over all that lives.
+            self._process.stdin.close()
             self._process.wait(_STOP_S)
             self._start()
 

@@ -23,7 +23,7 @@ import structlog
 
 from schemas.errors import EnvironmentMissing
 from services.mesh.guard import Guard
-from services.mesh.process_table import kill, start_of
+from services.mesh.process_table import Entry, kill, members, start_of
 
 OUTPUT_BYTES = 256 * 1024
 """Most bytes kept of what a group writes to stdout and stderr."""
@@ -87,12 +87,14 @@ class ProcessGroup:
 
     async def end(self, grace_s: float) -> int:
         if not self._closed:
+            known: list[Entry] = []
             if not self._ended.is_set():
+                known = await asyncio.to_thread(members, self.pid, self.start, self._home)
                 os.killpg(self.pid, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace_s):
                         await self._ended.wait()
-            self._close(await asyncio.to_thread(kill, self.pid, self.start, self._home))
+            self._close(await asyncio.to_thread(kill, self.pid, self.start, self._home, known))
         return -signal.SIGKILL if self._process.returncode is None else self._process.returncode
 
     def abandon(self) -> None:

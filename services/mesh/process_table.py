@@ -2,7 +2,8 @@
 
 A process belongs to a group when its process group or session is the leader's, when its parent belongs, or when its
 environment says `HOME={home}`, for a home that no other group has. Whatever a program does to hide its children (new
-sessions, double forks), the last one finds them, unless they also change their environment.
+sessions, double forks), the last one finds them; who also changes its environment is found while its parents live, so
+callers look before they end a leader.
 
 A pid is never taken for an identity: it counts together with the time at which its process started.
 """
@@ -13,6 +14,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from typing import NamedTuple
 
 _ROUNDS = 200
@@ -54,11 +56,12 @@ def start_of(pid: int) -> int | None:
         return None
 
 
-def members(leader: int, start: int, home: str) -> list[Entry]:
-    """Living processes of the group of `leader`, which started at `start`.
+def members(leader: int, start: int, home: str, known: Collection[Entry] = ()) -> list[Entry]:
+    """Living processes of the group of `leader`, which started at `start`, and of `known` ones found earlier.
 
-    A leader that is dead and waited for may have lent its pid to somebody else: then only `home` counts.
+    A leader that is dead and waited for may have lent its pid to somebody else: then only the others count.
     """
+    seen = {(entry.pid, entry.start) for entry in known}
     mark = b"HOME=" + os.fsencode(home)
     found: dict[int, Entry] = {}
     others: list[Entry] = []
@@ -68,7 +71,8 @@ def members(leader: int, start: int, home: str) -> list[Entry]:
         # Nobody in the group is older than its leader.
         if entry is None or entry.parent == _KERNEL or entry.start < start:
             continue
-        if (ours and leader in (entry.pid, entry.group, entry.session)) or mark in _environment(entry.pid):
+        by_group = ours and leader in (entry.pid, entry.group, entry.session)
+        if by_group or (entry.pid, entry.start) in seen or mark in _environment(entry.pid):
             found[entry.pid] = entry
         else:
             others.append(entry)
@@ -91,12 +95,12 @@ def homes(folder: str) -> set[str]:
     return found
 
 
-def kill(leader: int, start: int, home: str) -> list[int]:
+def kill(leader: int, start: int, home: str, known: Collection[Entry] = ()) -> list[int]:
     """SIGKILL to all members until none lives, for about a second; returns the pids that live on.
 
     Blocks: short when they die as they should."""
     for round in range(_ROUNDS):
-        living = members(leader, start, home)
+        living = members(leader, start, home, known)
         if not living:
             return []
         for entry in living:
@@ -104,7 +108,7 @@ def kill(leader: int, start: int, home: str) -> list[int]:
                 _end(entry)
         if round:
             time.sleep(_PAUSE_S)
-    return [entry.pid for entry in members(leader, start, home)]
+    return [entry.pid for entry in members(leader, start, home, known)]
 
 
 def _end(entry: Entry) -> None:
