@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas.errors import EnvironmentMissing, TransportError
+from schemas.errors import ConfigError, EnvironmentMissing, TransportError
 from services.mesh.weights import transport as transport_module
 from services.mesh.weights.transport import (
     SharedMemoryTransport,
@@ -143,6 +143,8 @@ def test_auto_says_why_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "libibverbs" in opened.reason
     with pytest.raises(EnvironmentMissing, match="install it"):
         open_transport("mooncake")
+    with pytest.raises(ConfigError, match="unknown transport 'rdma'"):
+        open_transport("rdma")
 
 
 def test_a_name_that_is_no_snapshot_is_never_opened(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from schemas.errors import EnvironmentMissing, TransportError
+from schemas.errors import ConfigError, EnvironmentMissing, TransportError
 
 Kind = Literal["mooncake", "shared-memory"]
 Buffer = npt.NDArray[np.float32]
@@ -279,7 +279,7 @@ class SharedMemoryTransport(Transport):
 def open_transport(kind: str = "auto", *, host: str = "127.0.0.1") -> Transport:
     """The transport of that kind; `auto` takes Mooncake where it works, else shared memory, and logs which and why.
 
-    Raises EnvironmentMissing if `mooncake` was asked for and cannot run here, ValueError for an unknown kind.
+    Raises EnvironmentMissing if `mooncake` was asked for and cannot run here, ConfigError for an unknown kind.
     """
     opened: Transport
     match kind:
@@ -293,7 +293,7 @@ def open_transport(kind: str = "auto", *, host: str = "127.0.0.1") -> Transport:
             except EnvironmentMissing as error:
                 opened = SharedMemoryTransport(reason=error.what)
         case _:
-            raise ValueError(f"unknown transport {kind!r}: use auto, mooncake or shared-memory")
+            raise ConfigError(f"unknown transport {kind!r}", remedy="use auto, mooncake or shared-memory")
     _LOG.info("weights transport", transport=opened.kind, reason=opened.reason)
     return opened
 

@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from schemas.errors import EngineError
 from services.rollout.reference.kv import Lease
 from services.rollout.reference.sampling import seed_of, uniforms
 
 
-class RequestRefused(Exception):
+class RequestRefused(EngineError):
     """The request cannot be served as it is; `str(error)` says why. The server answers 400."""
 
 

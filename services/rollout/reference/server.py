@@ -252,7 +252,7 @@ def _needs_flush(flush_cache: bool) -> None:
 async def _refusals(http: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(http)
-    except (RequestRefused, EngineError, ConfigError, TransportError, EnvironmentMissing) as error:
+    except (EngineError, ConfigError, TransportError, EnvironmentMissing) as error:
         return _json({"error": {"message": str(error)}}, status=400)
 
 

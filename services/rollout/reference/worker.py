@@ -74,7 +74,7 @@ class Worker:
         def run(batcher: Batcher) -> None:
             try:
                 value = command(batcher)
-            except (RequestRefused, EngineError) as error:
+            except EngineError as error:
                 self._loop.call_soon_threadsafe(_settle, result, None, error)
                 return
             if isinstance(value, list):
