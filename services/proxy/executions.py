@@ -173,13 +173,14 @@ class Execution:
     async def _store(self, flight: Flight, sampled: Sampled) -> Node:
         unknown = 0
         async with self._lock:
+            record, answer = self._record(flight, sampled)
             while True:
-                record, answer = self._record(flight, sampled)
                 try:
                     await self._ledger.append(record)
                 except Conflict:
                     # Stored by a proxy that is gone, after we had read: take its records in, then number anew.
                     self._take(await self._ledger.catch_up())
+                    record, answer = self._record(flight, sampled)
                     continue
                 except BusError as error:
                     unknown += 1

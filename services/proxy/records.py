@@ -1,10 +1,13 @@
 """Entries of one attempt in RECORDS: written in order, read back for a new life and for the seal.
 
-An entry is published under its own subject and id, so publishing it again after an unknown outcome stores it once. The
-seal describes what lies in the stream, whatever we believe that we have written.
+An entry is published under its call's subject and an id of its content: publishing it again after an unknown outcome
+stores it once, and a different record of the same call is a Conflict. The seal describes what lies in the stream,
+whatever we believe that we have written.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 from schemas import streams
 from schemas.events import ExecutionSealed
@@ -36,11 +39,11 @@ class Ledger:
         """Store one entry. Raises Conflict when the call is recorded already by somebody else (then `catch_up`), and
         BusError when the outcome is unknown."""
         subject = streams.record_subject(self._run, self._execution, self._attempt, entry.call)
-        first = isinstance(entry, CallRecord)
-        msg_id, expected = (entry.call, 0) if first else (f"{entry.call}.delivery", None)
-        seq = await self._bus.publish(
-            self._stream, subject, encode_record(entry), msg_id=msg_id, expect_last_subject=expected
-        )
+        data = encode_record(entry)
+        # The id says what is stored: with the call's alone, another's record of this number would pass for ours.
+        msg_id = f"{entry.call}.{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+        expected = 0 if isinstance(entry, CallRecord) else None
+        seq = await self._bus.publish(self._stream, subject, data, msg_id=msg_id, expect_last_subject=expected)
         self.last = max(self.last, seq)
 
     async def sealed(self) -> ExecutionSealed:

@@ -23,6 +23,7 @@ from schemas.events import CellJoined, ExecutionFinished, ExecutionPlaced, Route
 from schemas.records import RecordEntry
 from schemas.units import Value
 from services.mesh import codec
+from services.mesh.bus import Bus
 from services.mesh.chat import CONTROL_TOKENS, MARKUP_TOKENS, ChatTokenizer, load_tokenizer, make_renderer
 from services.mesh.clock import SystemClock
 from services.mesh.memory_broker import MemoryBroker
@@ -173,15 +174,15 @@ class World:
     def __init__(self, policy: Path, folder: Path, **proxy: Any) -> None:
         self.config = configured(policy, **proxy)
         self.broker, self.clock, self.folder = MemoryBroker(SystemClock()), SystemClock(), folder
-        self.bus = MemoryBus(self.broker, RUN, name="test")
+        self.bus: Bus = MemoryBus(self.broker, RUN, name="test")
         self.context: Context | None = None
         self._task: asyncio.Task[None] | None = None
         self._said = 0
         self.session = aiohttp.ClientSession()
 
-    async def start(self) -> None:
+    async def start(self, bus: Bus | None = None) -> None:
         context = Context(
-            bus=MemoryBus(self.broker, RUN, name="proxy"),
+            bus=bus or MemoryBus(self.broker, RUN, name="proxy"),
             clock=self.clock,
             started=RunStarted(seed=0, config=self.config, tasks=[], code="test"),
             run=RUN,
@@ -204,7 +205,7 @@ class World:
     async def kill(self) -> None:
         """The process is gone: nothing is said, nothing is aborted, connections break."""
         assert self._task and self.context
-        self.context.bus.closed = True  # type: ignore[attr-defined]
+        await self.context.bus.close()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
             await self._task

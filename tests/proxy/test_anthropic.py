@@ -1,0 +1,171 @@
+"""The dialect: what is accepted, refused and sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.proxy.conversation import Call, Result, Text, Thinking
+from services.proxy.dialects import anthropic
+from services.proxy.dialects.anthropic import Answer, parse
+from services.proxy.refusal import Refused
+from tests.proxy.conftest import assemble, body_of, parse_events
+
+
+def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
+    return parse(json.dumps(body).encode(), headers or {})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"tool_choice": {"type": "any"}}, "forces a call"),
+        ({"tool_choice": {"type": "tool", "name": "bash"}}, "forces a call"),
+        ({"tool_choice": {"type": "maybe"}}, "unknown type"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"n": 2}, "one call gives one answer"),
+        ({"stop_sequences": ["x"]}, "stop_sequences"),
+        ({"max_tokens": 0}, "less than 1"),
+        ({"messages": 5}, "messages"),
+        ({"messages": []}, "first message"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "first message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "reads text only"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
+                    }
+                ]
+            },
+            "messages.0.content.0.content.0: the policy reads text only",
+        ),
+        ({"system": [{"type": "text"}]}, "system.0.text"),
+        ({"tools": [{"description": "no name"}]}, "tools.0.name"),
+    ],
+)
+def test_refusals_say_where_and_why(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parsed({**body_of("hi"), **more})
+    assert refused.value.status == 400 and says in refused.value.what
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"5", b'{"messages": [' + b"[" * 100_000])
+def test_what_is_no_json_object_is_a_400(data: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(data, {})
+    assert refused.value.status == 400
+
+
+def test_harmless_and_unknown_things_are_accepted() -> None:
+    request = parsed(
+        body_of(
+            [
+                {"type": "text", "text": "hi"},
+                {"type": "search_result", "title": "t", "cache_control": {"type": "ephemeral"}},
+            ],
+            [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "redacted_thinking", "data": "zz"},
+                {"type": "tool_use", "id": "t1", "name": "bash", "input": {}, "caller": {"type": "direct"}},
+            ],
+            [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "x"}]},
+                {"type": "tool_result", "tool_use_id": "t2"},
+            ],
+            thinking={"type": "adaptive"},
+            context_management={"edits": []},
+            output_config={"effort": "high"},
+            metadata={"user_id": "{}"},
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+            tools=[{"name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}],
+        )
+    )
+    user, assistant, results = request.conversation.messages
+    assert user.blocks == [Text(text="hi"), Text(text='{"title":"t","type":"search_result"}')]
+    assert assistant.blocks == [Thinking(thinking="hm"), Call(id="t1", name="bash", input={})]
+    assert results.blocks == [
+        Result(tool_use_id="t1", content='{"tool_name":"x","type":"tool_reference"}'),
+        Result(tool_use_id="t2", content=""),
+    ]
+    assert [tool["name"] for tool in request.conversation.tools] == ["bash"]
+
+
+def test_inline_system_messages_stay_where_they_are_as_reminders() -> None:
+    told = parsed(body_of("hi", {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}))
+    assert [message.role for message in told.conversation.messages] == ["user", "user"]
+    assert told.conversation.messages[1].blocks == [Text(text="<system-reminder>\nBe kind.\n</system-reminder>")]
+    assert told.conversation.system == "You are."
+
+
+def test_half_a_character_from_a_cutting_harness_is_replaced() -> None:
+    body = json.dumps(body_of("cut \ud83d")).encode()
+    (message,) = parse(body, {}).conversation.messages
+    assert message.blocks == [Text(text="cut \ufffd")]
+
+
+def test_the_digest_ignores_stream_and_key_order_only() -> None:
+    body = body_of("hi")
+    same = {key: body[key] for key in reversed(body)}
+    assert parsed(body).digest == parsed({**same, "stream": True}).digest
+    assert parsed({**body, "max_tokens": 5}).digest != parsed(body).digest
+    assert parsed(body, {"x-claude-code-agent-id": "a1"}).digest != parsed(body).digest
+
+
+CRITICAL = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
+
+
+@pytest.mark.parametrize(
+    ("headers", "billing", "last", "role", "agent"),
+    [
+        ({}, "", "hi", "main", ""),
+        ({"x-claude-code-agent-id": "a1"}, "", "hi", "sub-agent", "a1"),
+        ({}, "cc_is_subagent=true;", "hi", "sub-agent", "sub-agent"),
+        ({}, "", CRITICAL, "main-summary", ""),
+        ({"x-claude-code-agent-id": "a1"}, "cc_is_subagent=true;", CRITICAL, "sub-agent-summary", "a1"),
+        ({}, "", "He said: " + CRITICAL, "main", ""),
+    ],
+)
+def test_roles(headers: dict[str, str], billing: str, last: str, role: str, agent: str) -> None:
+    system = [{"type": "text", "text": f"x-anthropic-billing-header: {billing}"}, {"type": "text", "text": "s"}]
+    said = [{"type": "text", "text": "result"}, {"type": "text", "text": last}]
+    told = parsed(body_of("first", "x", said, system=system), headers).conversation
+    assert (told.role, told.agent, told.system) == (role, agent, "s")
+
+
+def test_a_stream_says_the_same_as_a_whole_message() -> None:
+    answer = Answer(
+        request="ab" * 16,
+        model="policy",
+        blocks=[
+            Thinking(thinking="hm\n"),
+            Text(text="two\nlines é"),
+            Call(id="t1", name="f", input={"a": 1.0, "text": 'q"\n', "deep": {"x": [1, None]}}),
+            Call(id="t2", name="g", input={}),
+        ],
+        finish="stop",
+        prompt_tokens=11,
+        output_tokens=7,
+    )
+    stream = (
+        anthropic.message_start(answer.request, answer.model, 11) + anthropic.PING + anthropic.rest_of_stream(answer)
+    )
+    events = parse_events(stream)
+    starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [start.get("input") for start in starts[2:]] == [{}, {}]  # clients read arguments from deltas only
+    message = assemble(events)
+    whole = anthropic.message(answer)
+    assert json.dumps(message, sort_keys=True) == json.dumps(whole, sort_keys=True)
+    assert whole["stop_reason"] == "tool_use" and whole["content"][0]["signature"] == ""
+    assert whole["usage"]["input_tokens"] == 11 and whole["usage"]["output_tokens"] == 7
+
+
+def test_an_empty_answer_is_a_message_without_blocks() -> None:
+    answer = Answer(request="cd" * 16, model="m", blocks=[], finish="length", prompt_tokens=1, output_tokens=1)
+    stream = anthropic.message_start(answer.request, "m", 1) + anthropic.rest_of_stream(answer)
+    assert assemble(parse_events(stream))["stop_reason"] == "max_tokens"
