@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ def test_slots_follow_one_another_without_gaps(layers: int, groups: int, kv_head
     )
     slots = layout(config)
     assert slots[0].offset == 0
-    assert all(left.offset + left.size == right.offset for left, right in zip(slots, slots[1:], strict=False))
+    assert all(left.offset + left.size == right.offset for left, right in itertools.pairwise(slots))
     assert len({slot.name for slot in slots}) == len(slots) == 2 + 11 * layers + (not tied)
     assert (fingerprint(config) == fingerprint(TINY)) is False
 

@@ -92,7 +92,7 @@ def test_a_dead_peer_is_an_error(transport: Transport) -> None:
     with exposer(transport.kind) as (process, address):
         process.kill()
         process.wait()
-        with pytest.raises(TransportError, match="died|could not read"):
+        with pytest.raises(TransportError, match=r"died|could not read"):
             transport.pull(address, np.zeros(SIZE, dtype=np.float32))
     if transport.kind == "shared-memory":
         assert not Path(address.name).exists(), "what a dead process left behind is removed"
@@ -122,7 +122,7 @@ def test_expose_takes_a_snapshot(transport: Transport) -> None:
 )
 def test_a_destination_that_does_not_fit_is_refused(transport: Transport, into: np.ndarray) -> None:
     address = transport.expose(np.zeros(SIZE, dtype=np.float32), 1)
-    with pytest.raises(TransportError, match="the destination holds|cannot be transferred"):
+    with pytest.raises(TransportError, match=r"the destination holds|cannot be transferred"):
         transport.pull(address, into)
 
 
