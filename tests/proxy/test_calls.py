@@ -289,7 +289,7 @@ async def test_record_comes_before_the_answer_even_when_its_acknowledgement_is_l
     assert len(await world.records()) == 1
 
 
-async def test_connection_errors_do_not_reach_the_log_of_records(world: World, engine: Engine) -> None:
+async def test_a_client_that_gave_up_leaves_no_half_record(world: World, engine: Engine) -> None:
     timeout = aiohttp.ClientTimeout(total=0.2)
     engine.hold = True
     try:

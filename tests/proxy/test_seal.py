@@ -7,6 +7,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from schemas import streams
 from schemas.events import ExecutionSealed
 from schemas.records import CallRecord, Delivery
@@ -151,8 +153,6 @@ async def test_records_of_a_proxy_that_died_late_are_taken_in(world: World, engi
     await world.ask(body_of("hi"))
     (stored,) = await world.records()
     assert isinstance(stored, CallRecord)
-    import msgspec
-
     strange = msgspec.structs.replace(stored, call=stored.call[:-1] + "1", index=1, request="00")
     await Ledger(bus=world.bus, run=RUN, execution=EXECUTION, attempt=0).append(strange)
     await world.ask(body_of("more"))
