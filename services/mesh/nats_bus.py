@@ -84,9 +84,7 @@ class NatsBus:
 
     async def open_run(self) -> None:
         keep = {"deny_delete": True, "deny_purge": True}
-        await self._ensure_stream(
-            streams.log_stream(self.run), {"subjects": [streams.log_subjects(self.run)], **keep}
-        )
+        await self._ensure_stream(streams.log_stream(self.run), {"subjects": [streams.log_subjects(self.run)], **keep})
         await self._ensure_stream(streams.records_stream(self.run), {"subjects": [streams.records_subjects(self.run)]})
         await self._ensure_stream(self._blobs.stream, self._blobs.config())
 

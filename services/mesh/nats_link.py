@@ -24,7 +24,8 @@ from services.mesh.publishing import Unanswered
 
 RECONNECT_PAUSE_S = 0.1
 PING_INTERVAL_S = 20
-DRAIN_S = 5
+DRAIN_S = 5.0
+"""Seconds that a closing link gives what is in flight."""
 ASK_S = 5.0
 """Seconds for one answer of the JetStream API."""
 ASK_DEADLINE_S = 15.0
@@ -60,6 +61,7 @@ class Link:
         self.closed = False
         self._up = asyncio.Event()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking: set[asyncio.Future[Msg]] = set()
         self._wakers: set[asyncio.Event] = set()
         self._last_error = ""
         self._log = structlog.get_logger("bus").bind(client=name, url=self.url)
@@ -81,7 +83,6 @@ class Link:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=RECONNECT_PAUSE_S,  # type: ignore[arg-type]
                     ping_interval=PING_INTERVAL_S,
-                    drain_timeout=DRAIN_S,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
             why = self.client.last_error or error
@@ -98,14 +99,18 @@ class Link:
             return
         self.closed = True
         self._wake_all()
-        try:
-            await self.client.drain()
-        except nats.errors.Error as error:
-            # Not connected: there is nobody to send to, and what was pending was never acknowledged.
-            self._log.warning("closed without drain", error=str(error))
-            await self.client.close()
+        # What is in flight gets its answer, unless the connection goes away. The client's own drain would sit out its
+        # whole time-out on a dead connection, and has nothing else to do: readers acknowledge nothing.
+        if self._asking and self._up.is_set():
+            answered = asyncio.ensure_future(asyncio.wait(list(self._asking)))
+            either: list[asyncio.Future[Any]] = [answered, self._lost]
+            await asyncio.wait(either, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+        await self.client.close()
         if not self._lost.done():
             self._lost.set_result(None)
+        # Whoever waits for the connection learns that it is closed.
+        self._up.set()
 
     def watch(self, waker: asyncio.Event) -> None:
         """`waker` is set on every reconnection and on close."""
@@ -118,9 +123,7 @@ class Link:
     def up(self) -> bool:
         return self._up.is_set() and not self.closed
 
-    async def request(
-        self, subject: str, data: bytes, timeout_s: float, headers: dict[str, str] | None = None
-    ) -> Msg:
+    async def request(self, subject: str, data: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Msg:
         """One request. Raises Unanswered whenever the outcome is unknown, BusError when it was certainly not sent and
         never will be."""
         self.check_open()
@@ -130,9 +133,12 @@ class Link:
                     await self._up.wait()
             except TimeoutError:
                 raise Unanswered(f"disconnected from {self.url}") from None
+            self.check_open()
         asking = asyncio.ensure_future(self.client.request(subject, data, timeout=timeout_s, headers=headers))
         # Its error is looked at even when we are cancelled or the connection is lost at the same moment.
         asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
         try:
             either: list[asyncio.Future[Any]] = [asking, self._lost]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

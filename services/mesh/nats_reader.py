@@ -29,6 +29,7 @@ from nats.aio.subscription import Subscription
 from schemas.errors import BusError, LogBroken
 from services.mesh.bus import Stored, time_us_of
 from services.mesh.nats_link import RECONNECT_PAUSE_S, ApiError, Link, NoAnswer
+from services.mesh.publishing import Unanswered
 from services.mesh.reading import Cursor, Verdict
 
 BATCH = 500
@@ -38,6 +39,7 @@ PULL_S = 30.0
 HEARTBEAT_S = 5.0
 INACTIVE_S = 60.0
 """Seconds after which the server drops the consumer of a reader that stopped asking."""
+DELETE_S = 1.0
 _STREAM_NOT_FOUND = 10059
 
 
@@ -119,8 +121,9 @@ class NatsReader:
         try:
             verdict = self._cursor.take(seq=seq, delivery=delivery, pending=pending)
         except LogBroken as error:
+            # At once: nothing behind a gap may be looked at.
             self._broken = error
-            return None
+            raise
         if verdict is Verdict.RESTART:
             await self._drop_consumer()
         if verdict is not Verdict.TAKE:
@@ -269,8 +272,7 @@ class NatsReader:
         try:
             await subscription.unsubscribe()
             if name and self._link.up and self._epoch == self._link.epoch:
-                await self._link.client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
-        except nats.errors.Error:
+                await self._link.request(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"", DELETE_S)
+        except (nats.errors.Error, Unanswered, BusError):
             # The connection goes away at this moment: so does the subscription, and the server drops the consumer.
             return
-

@@ -170,7 +170,7 @@ async def test_a_range_ends_by_itself(bus: Bus):
 
 async def test_a_slow_reader_gets_every_one_of_thousands(bus: Bus):
     """A push subscription throws away what its reader doesn't take in time, without a word; a pulled one doesn't."""
-    count = 3000
+    count = 2000
     async with bus.read(log(bus), 0) as reader:
         publishing = asyncio.gather(*(say(bus, f"e-{i}", f"id-{i}", bytes(1000)) for i in range(count)))
         seqs = []
