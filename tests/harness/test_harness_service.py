@@ -19,7 +19,7 @@ from services.harness.folder import ExecutionFolder
 from services.harness.service import serve
 from services.mesh.clock import VirtualClock
 from services.mesh.memory_bus import MemoryBus
-from services.mesh.process_table import start_of
+from services.mesh.process_table import homes, start_of
 from services.mesh.tokens import make_token
 from services.mesh.workspace import unpack
 from tests.harness.agents import BASH, GOOD, HANG, PYTHON, alive, file_of, workspace
@@ -316,9 +316,14 @@ async def orphan(folder: ExecutionFolder) -> asyncio.subprocess.Process:
     """What a service that was killed leaves behind."""
     folder.work.mkdir(parents=True)
     folder.home.mkdir()
-    return await asyncio.create_subprocess_exec(
-        "sleep", "600", cwd=folder.work, env={"HOME": str(folder.home), "PATH": "/usr/bin:/bin"}, start_new_session=True
+    environment = {"HOME": str(folder.home), "PATH": "/usr/bin:/bin"}
+    process = await asyncio.create_subprocess_exec(
+        "sleep", "600", cwd=folder.work, env=environment, start_new_session=True
     )
+    # The kernel shows a new program's environment a moment after its start has succeeded.
+    while str(folder.home) not in homes(str(folder.home.parent)):
+        await asyncio.sleep(0.002)
+    return process
 
 
 @pytest.mark.parametrize("known", ["record and log", "record", "neither"])
