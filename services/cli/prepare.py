@@ -47,7 +47,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return self.made.with_name(self.made.name + ".log")
 
 
-Tell = Callable[[Step], None]
+Tell = Callable[[Step, str], None]
+"""Called when a command begins, with an empty text, and then now and then with its last line."""
+_TELL_S = 1.0
 
 
 def steps(config: Config, *, cache: Path, here: Path) -> list[Step]:
@@ -56,11 +58,9 @@ def steps(config: Config, *, cache: Path, here: Path) -> list[Step]:
 
 
 def make(step: Step, *, tell: Tell | None = None) -> None:
-    """Make what is missing and point the cache's name at it. `tell` is called before a command runs."""
+    """Make what is missing and point the cache's name at it."""
     if not step.ready:
-        if tell:
-            tell(step)
-        _run(step)
+        _run(step, tell or (lambda step, text: None))
     if not (step.link.is_symlink() and step.link.readlink() == _target(step)):
         if step.link.exists() and not step.link.is_symlink():
             raise ConfigError(
@@ -106,20 +106,23 @@ def _fill(word: str, values: dict[str, str]) -> str:
     return word
 
 
-def _run(step: Step) -> None:
+def _run(step: Step, tell: Tell) -> None:
     out = step.made.with_name(f"{step.made.name}.part{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
+    # What one that was killed left; only one process makes anything here at a time.
+    for left in out.parent.glob(f"*{step.made.name}.part*"):
+        _remove(left)
     parent = os.getpid()
+    tell(step, "")
     try:
         with step.log.open("wb") as log:
             try:
-                done = subprocess.run(
+                done = subprocess.Popen(
                     [_fill(word, {"out": str(out)}) for word in step.command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    preexec_fn=lambda: die_with(parent),
-                    check=False,
+                    preexec_fn=lambda: die_with(parent),  # noqa: PLW1509  there is one thread
                 )
             except OSError as error:
                 raise ConfigError(
@@ -127,6 +130,12 @@ def _run(step: Step) -> None:
                     where=f"prepare {step.makes}",
                     remedy="correct the command",
                 ) from error
+            with done:
+                try:
+                    _watch(done, step, tell)
+                except BaseException:
+                    done.kill()
+                    raise
         if done.returncode:
             said = last_line(step.log) or "nothing"
             raise GyreError(
@@ -142,10 +151,27 @@ def _run(step: Step) -> None:
             )
         out.replace(step.made)
     finally:
-        if out.is_dir():
-            shutil.rmtree(out)
-        else:
-            out.unlink(missing_ok=True)
+        _remove(out)
+
+
+def _watch(process: subprocess.Popen[bytes], step: Step, tell: Tell) -> None:
+    said = ""
+    while True:
+        try:
+            process.wait(_TELL_S)
+            return
+        except subprocess.TimeoutExpired:
+            last = last_line(step.log)
+            if last != said:
+                said = last
+                tell(step, last)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _target(step: Step) -> Path:

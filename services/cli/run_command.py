@@ -41,8 +41,11 @@ def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: b
 def prepared(config: Config, *, here: Path, places: Places, view: View) -> None:
     """Make what the configuration says how to make, unless the cache has it."""
 
-    def tell(step: prepare.Step) -> None:
-        view.note(f"making {step.makes} (once; its log is {step.log})")
+    def tell(step: prepare.Step, text: str) -> None:
+        if not text:
+            view.note(f"making {step.makes} (once; its log is {step.log})")
+        else:
+            view.busy(f"making {step.makes}: {text}")
 
     for step in prepare.steps(config, cache=places.cache, here=here):
         began = time.monotonic()

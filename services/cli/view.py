@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 40
-_REDRAW_S = 0.25
+_BUSY_S = 10.0
+"""A file gets such a line this often."""
 
 
 class View(Protocol):
@@ -23,6 +24,9 @@ class View(Protocol):
 
     def note(self, text: str) -> None:
         """Something that happens to the processes, not in the log."""
+
+    def busy(self, text: str) -> None:
+        """How far something is that takes its time; only the last one matters."""
 
     def memory(self, rss_bytes: int) -> None: ...
 
@@ -34,6 +38,9 @@ class SilentView:
         """Draws nothing."""
 
     def note(self, text: str) -> None:
+        """Draws nothing."""
+
+    def busy(self, text: str) -> None:
         """Draws nothing."""
 
     def memory(self, rss_bytes: int) -> None:
@@ -50,6 +57,7 @@ class PlainView:
         self._out = out
         self._shown = 0
         self._named = False
+        self._busy_at = time.monotonic()
 
     def update(self, progress: Progress) -> None:
         if progress.run and not self._named:
@@ -61,6 +69,11 @@ class PlainView:
 
     def note(self, text: str) -> None:
         self._say(text)
+
+    def busy(self, text: str) -> None:
+        if time.monotonic() - self._busy_at > _BUSY_S:
+            self._busy_at = time.monotonic()
+            self._say(text)
 
     def memory(self, rss_bytes: int) -> None:
         """Not worth a line."""
@@ -91,6 +104,9 @@ class LiveView:
         self._progress = progress
 
     def note(self, text: str) -> None:
+        self._note = text
+
+    def busy(self, text: str) -> None:
         self._note = text
 
     def memory(self, rss_bytes: int) -> None:
