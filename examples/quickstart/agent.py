@@ -279,7 +279,7 @@ class Endpoint:
                 pause = getattr(error, "after", None)
                 pause = wait if pause is None else pause
                 if time.monotonic() + pause > give_up:
-                    raise Broken(f"no answer in {self.patience:.0f} s, last: {error}") from error
+                    raise Broken(f"no answer in {self.patience:g} s, last: {error}") from error
                 self.tally["reconnects"] += 1
                 time.sleep(pause)
                 wait = min(wait * 2, 2.0)
