@@ -1,7 +1,8 @@
 """Decide again: feeds a recorded log to the deciders and compares every decision with the recorded one.
 
 For each input the recorded decisions are those that name it as their cause. The state goes on from the recorded ones,
-so one difference doesn't hide what follows. A divergence is a value, not an exception.
+so one difference doesn't hide what follows; where the state cannot follow a recorded decision, that decider's replay
+stops there and says so. A divergence is a value, not an exception.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from schemas.envelope import Decision, Event
 from schemas.errors import GyreError
-from services.mesh.decider import Decider, Driver, Mismatch
+from services.mesh.decider import Decider, Driver, Mismatch, same
 
 DECIDERS = {
     "scheduler": "services.scheduler.decider:Scheduler",
@@ -82,6 +83,8 @@ class DeciderResult(msgspec.Struct, frozen=True, kw_only=True):
     first: Divergence | None
     others: list[Divergence]
     """Further ones, at most a few."""
+    stopped: str = ""
+    """Why the rest of the log could not be replayed; empty when it was replayed to its end."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,41 +134,77 @@ def load_deciders(names: Iterable[str] = DECIDERS) -> list[Decider[Any]]:
 
 def _replay_one(decider: Decider[Any], events: Sequence[Event]) -> DeciderResult:
     driver: Driver[Any] = Driver(decider)
-    recorded: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if not driver.is_input(event):
-            recorded[event.causation].append(event)
+    recorded = _by_cause(driver, events)
     total = sum(len(group) for group in recorded.values())
     newest = max(recorded, default=0)
-    inputs = same = unrecorded = 0
+    pending = set(recorded)
+    inputs = agreed = unrecorded = 0
     found: list[Divergence] = []
+    stopped = ""
     for event in events:
         if not driver.is_input(event):
             continue
         inputs += 1
-        known = recorded.pop(event.seq, [])
+        pending.discard(event.seq)
+        known = recorded.get(event.seq, [])
         expected = [_decision(each) for each in known]
         # Beyond the newest input that was answered the log may simply end before the answers.
         tail = event.seq >= newest
-        mismatch, computed = driver.compare(event, expected, apply_unrecorded=tail)
-        same += mismatch.index if mismatch else len(expected)
-        if mismatch is None:
-            continue
-        if tail and mismatch.expected is None:
+        try:
+            mismatch, computed = driver.compare(event, expected, apply_unrecorded=tail)
+        except Exception as error:  # whatever a decider makes of a decision that it would never have taken
+            mismatch, computed = _locate(decider, events, recorded, event), []
+            stopped = f"the state cannot follow what is recorded on input {event.seq}: {type(error).__name__}: {error}"
+        agreed += mismatch.index if mismatch else len(expected)
+        if mismatch is not None and tail and mismatch.expected is None:
             unrecorded += len(computed) - len(expected)
-            continue
-        found.append(_divergence(decider.name, event, mismatch, known))
-    found += [_orphan(decider.name, seq, group[0]) for seq, group in sorted(recorded.items())]
+        elif mismatch is not None:
+            found.append(_divergence(decider.name, event, mismatch, known))
+        if stopped:
+            break
+    if not stopped:
+        found += [_orphan(decider.name, seq, recorded[seq][0]) for seq in sorted(pending)]
     found.sort(key=lambda each: (each.seq, each.index))
     return DeciderResult(
         decider=decider.name,
         inputs=inputs,
         recorded=total,
-        same=same,
+        same=agreed,
         unrecorded=unrecorded,
         divergences=len(found),
         first=found[0] if found else None,
         others=found[1:_KEPT],
+        stopped=stopped,
+    )
+
+
+def _by_cause(driver: Driver[Any], events: Sequence[Event]) -> dict[int, list[Event]]:
+    recorded: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if not driver.is_input(event):
+            recorded[event.causation].append(event)
+    return dict(recorded)
+
+
+def _locate(
+    decider: Decider[Any], events: Sequence[Event], recorded: dict[int, list[Event]], at: Event
+) -> Mismatch:
+    """The first difference on an input whose recorded decisions the state cannot take: decided anew from before it."""
+    driver: Driver[Any] = Driver(decider)
+    for event in events:
+        if event.seq < at.seq and driver.is_input(event):
+            driver.feed_recorded(event, [_decision(each) for each in recorded.get(event.seq, [])])
+    computed = driver.feed(at)
+    expected = [_decision(each) for each in recorded.get(at.seq, [])]
+    index = next(
+        (i for i, (left, right) in enumerate(zip(expected, computed, strict=False)) if not same(left, right)),
+        min(len(expected), len(computed)),
+    )
+    return Mismatch(
+        seq=at.seq,
+        index=index,
+        expected=expected[index] if index < len(expected) else None,
+        actual=computed[index] if index < len(computed) else None,
     )
 
 

@@ -66,6 +66,8 @@ def replay_command(file: Path, names: list[str], *, json: bool) -> int:
     for each in result.deciders:
         tail = f", {each.unrecorded} more that the log ends too early to hold" if each.unrecorded else ""
         say(f"  {each.decider}: {each.same} of {each.recorded} decisions the same on {each.inputs} inputs{tail}")
+        if each.stopped:
+            say(f"    stopped: {each.stopped}")
     if result.first:
         say(f"{sum(each.divergences for each in result.deciders)} differ; the first:")
         say(str(result.first))
