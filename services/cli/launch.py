@@ -81,7 +81,14 @@ class Stops:
 
 
 async def launch(
-    config: Config, *, tasks: list[TaskRef], here: Path, places: Places, view: View, plan: Plan | None = None
+    config: Config,
+    *,
+    tasks: list[TaskRef],
+    here: Path,
+    places: Places,
+    view: View,
+    plan: Plan | None = None,
+    settle_s: float = SETTLE_S,
 ) -> tuple[Summary, int]:
     """Start the mesh, follow it to its end, take it down. Returns the summary and the signal that stopped it, or 0.
 
@@ -105,7 +112,7 @@ async def launch(
                 progress = Progress()
                 specs = (plan or _plan(config, places, here))(run, url)
                 try:
-                    await _follow(bus, publisher, supervisor, specs, server, progress, stops, view)
+                    await _follow(bus, publisher, supervisor, specs, server, progress, stops, view, settle_s)
                 finally:
                     view.note("stopping services")
                     supervisor.rss_bytes()
@@ -159,8 +166,9 @@ async def _follow(
     progress: Progress,
     stops: Stops,
     view: View,
+    settle_s: float,
 ) -> None:
-    reader = asyncio.create_task(_read(bus, publisher.run, progress, view))
+    reader = asyncio.create_task(_read(bus, publisher.run, progress, view, settle_s))
     tick = asyncio.create_task(_tick(supervisor, server, view))
     asked = asyncio.create_task(stops.asked.wait())
     try:
@@ -177,21 +185,21 @@ async def _follow(
         for task in done:
             task.result()
         if not reader.done():
-            await _settle(reader)
+            await _settle(reader, settle_s)
     finally:
         for task in (reader, tick, asked):
             task.cancel()
         await asyncio.gather(reader, tick, asked, return_exceptions=True)
 
 
-async def _settle(reader: asyncio.Task[None]) -> None:
-    """Wait until nothing runs any more, at most SETTLE_S."""
+async def _settle(reader: asyncio.Task[None], settle_s: float) -> None:
+    """Wait until nothing runs any more, at most `settle_s`."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SETTLE_S):
+        async with asyncio.timeout(settle_s):
             await reader
 
 
-async def _read(bus: Bus, run: str, progress: Progress, view: View) -> None:
+async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: float) -> None:
     """Until the run is finished and no harness runs any more."""
     overdue: float | None = None
     reading = bus.read(streams.log_stream(run), 0)
@@ -199,7 +207,7 @@ async def _read(bus: Bus, run: str, progress: Progress, view: View) -> None:
     async with reading:
         while not (progress.finished and not progress.running):
             if progress.finished and overdue is None:
-                overdue = loop.time() + SETTLE_S
+                overdue = loop.time() + settle_s
             try:
                 async with asyncio.timeout_at(overdue):
                     stored = await anext(reading)

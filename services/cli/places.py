@@ -99,8 +99,10 @@ class Places:
             me = Holder(pid=os.getpid(), created=psutil.Process().create_time(), what=what)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(me), 0)
-            yield
-            os.ftruncate(descriptor, 0)
+            try:
+                yield
+            finally:
+                os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
 

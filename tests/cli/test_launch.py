@@ -1,0 +1,159 @@
+"""A run of scripted services over a real event bus, from its first process to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from replay.checker import check
+from replay.logfile import read_events
+from schemas.config import Config
+from schemas.errors import EnvironmentMissing
+from services.cli import background, logs
+from services.cli.figures import Summary
+from services.cli.launch import Plan, launch
+from services.cli.places import Places
+from services.cli.progress import Progress
+from services.mesh.processes import is_alive, read_mesh
+from tests.cli.conftest import Remembering
+
+Planner = Callable[..., Plan]
+
+
+async def run(config: Config, places: Places, plan: Plan, view: Remembering, tmp_path: Path) -> tuple[Summary, int]:
+    async with asyncio.timeout(60):
+        with places.hold("test"):
+            return await launch(config, tasks=[], here=tmp_path, places=places, view=view, plan=plan, settle_s=0.5)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+async def test_a_run_from_start_to_end(config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path) -> None:
+    before = children()
+    seen: dict[str, object] = {}
+
+    def react(progress: Progress) -> None:
+        if len(progress.steps) == 2 and not seen:
+            live = places.live()
+            assert live is not None
+            seen.update(mesh=live, holder=places.holder())
+            go.write_text("go")
+
+    view = Remembering(react)
+    summary, signum = await run(config, places, plan("scheduler", "worker"), view, tmp_path)
+    assert signum == 0
+    assert summary.finished == "steps_done"
+    assert summary.ok, summary
+    figures = summary.figures
+    assert (figures["steps"], figures["reward_first5"], figures["harness_calls"]) == (2, 0.375, 3)
+    assert figures["reconnects"] == 1
+    assert figures["peak_rss_gb"] > 0
+
+    # While it ran, others could find it; now nothing of it lives.
+    mesh = seen["mesh"]
+    assert [each.name for each in mesh.services] == ["scheduler", "worker"]
+    assert seen["holder"].pid == os.getpid()  # type: ignore[union-attr, attr-defined]
+    assert children() <= before
+    [folder] = places.runs.iterdir()
+    assert places.live() is None
+    assert places.newest() == folder.name
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+    assert len((folder / "secret").read_bytes()) == 32
+    assert msgspec.json.decode((folder / "summary.json").read_bytes())["ok"] is True
+
+    # The log outlives the mesh: it can be exported, checked and shown.
+    manifest = await logs.export_run(places, folder.name, tmp_path / "run.gyre")
+    events = read_events(tmp_path / "run.gyre")
+    assert manifest.run == folder.name
+    assert events[0].kind == "run.started"
+    assert events[0].id == f"{folder.name}.started"
+    assert check(events, only=["ledger", "said_once"]).ok
+    said = [event.kind async for _, event in logs.read_events(places, folder.name, kinds=["batch.*", "run.finished"])]
+    assert said == ["batch.stepped", "batch.stepped", "run.finished"]
+    status = await background.status(places, folder.name)
+    assert not status.up
+    assert status.figures["steps"] == 2
+    assert {each.health for each in status.services} == {"gone"}
+    assert children() <= before
+
+
+async def test_a_signal_stops_cleanly(config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path) -> None:
+    before = children()
+
+    def react(progress: Progress) -> None:
+        if len(progress.steps) == 2 and not progress.finished:
+            os.kill(os.getpid(), signal.SIGINT)
+            view.react = lambda progress: None
+
+    view = Remembering(react)
+    # The scripted harness would never report its execution: don't wait for it longer than the test has to.
+    summary, signum = await run(config, places, plan("scheduler"), view, tmp_path)
+    assert signum == signal.SIGINT
+    assert summary.finished == "stopped"
+    assert "asked to stop" in view.notes
+    assert children() <= before
+
+
+async def test_a_service_that_keeps_failing_stops_the_run(
+    config: Config, places: Places, plan: Planner, tmp_path: Path
+) -> None:
+    before = children()
+    view = Remembering()
+    with pytest.raises(EnvironmentMissing, match=r"libabsent\.so\.9") as caught:
+        await run(config, places, plan("scheduler", "crash"), view, tmp_path)
+    assert caught.value.where.endswith("logs/crash.log")
+    assert "something keeps failing: stopping" in view.notes
+    assert children() <= before
+    assert places.live() is None
+
+
+async def test_a_killed_service_comes_back(
+    config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path
+) -> None:
+    killed: list[int] = []
+
+    def react(progress: Progress) -> None:
+        if len(progress.steps) == 2 and not killed:
+            mesh = places.live()
+            assert mesh is not None
+            worker = next(each for each in mesh.services if each.name == "worker")
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+
+    class Waiting(Remembering):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if "worker runs again" in text:
+                go.write_text("go")
+
+    view = Waiting(react)
+    summary, _ = await run(config, places, plan("scheduler", "worker"), view, tmp_path)
+    assert summary.ok
+    mesh = read_mesh(places.run(places.newest() or ""))
+    assert mesh is not None
+    worker = next(each for each in mesh.services if each.name == "worker")
+    assert worker.restarts == 1
+    assert worker.pid != killed[0]
+    assert not is_alive(worker.pid, worker.created)
+
+
+async def test_what_cannot_begin_leaves_no_run(config: Config, places: Places, plan: Planner, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = msgspec.structs.replace(config, bus=msgspec.structs.replace(config.bus, port=port))
+        with pytest.raises(EnvironmentMissing, match=f"port {port}"):
+            await run(busy, places, plan("scheduler"), Remembering(), tmp_path)
+    assert not places.runs.exists()
+    assert places.holder() is None
