@@ -28,9 +28,11 @@ class TrainingMemory:
     """
 
     def __init__(self, model: CellModel, *, scratch: str | Path | None = None) -> None:
-        """`scratch`: folder of the temporary file, by default the system's."""
+        """`scratch`: folder of the temporary file, made if it is not there; by default the system's."""
         self._model = model
         self._scratch = scratch
+        if scratch is not None:
+            Path(scratch).mkdir(parents=True, exist_ok=True)
         self._waiting: IO[bytes] | None = None
         self.released = False
 
