@@ -272,6 +272,8 @@ def _batch_opened(self: Progress, event: Event) -> None:
 
 def _batch_stepped(self: Progress, event: Event) -> None:
     data: e.BatchStepped = event.data
+    if self.steps and data.step <= self.steps[-1].step:
+        return
     before = self.started_us + round(sum(step.seconds for step in self.steps) * 1e6)
     self.batch_open = False
     self.steps.append(

@@ -1,0 +1,247 @@
+"""The command as a person meets it: help at once, clear errors, nothing half-started."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from replay.logfile import read_manifest
+from schemas.kinds import KINDS
+from services.cli import app, checks
+from services.cli.places import Places
+from tests.cli.conftest import ROOT, TOML, write_policy, write_tasks
+from tests.replay.recorded import altered, first, recorded, write
+
+HEAVY = ("torch", "nats", "aiohttp", "renderers", "numpy", "sqlalchemy", "megatron", "psutil", "rich.markdown")
+
+HELP = """
+import sys
+from services.cli.app import app
+app(["--help"])
+print("loaded:", *(name for name in {heavy!r} if name in sys.modules))
+"""
+
+
+def gyre(*words: object) -> int:
+    """Exit code of the command, run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        app.main([str(word) for word in words])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(capsys.readouterr().out)
+    return found
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELP.format(heavy=HEAVY)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+    for command in (
+        "run",
+        "up",
+        "down",
+        "status",
+        "events",
+        "export",
+        "replay",
+        "check",
+        "doctor",
+        "service",
+        "schema",
+    ):
+        assert f" {command} " in done.stdout
+
+
+def test_help_answers_at_once() -> None:
+    """Under 0.3 s of processor time: what it takes on a machine that does nothing else."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "services.cli", "--help"], stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.3
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(TOML.replace("phi = 1.0", "phy = 1.0"))
+    assert gyre("run", file, "--state", tmp_path / "state") == 2
+    error = capsys.readouterr().err
+    assert "unknown key 'scheduler.phy'" in error
+    assert "did you mean 'scheduler.phi'?" in error
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_override_is_checked_too(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("run", config_file, "--set", "cells.cuont=3", "--state", tmp_path / "state") == 2
+    assert "cells.count" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_port_in_use_is_named(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert gyre("run", config_file, "--set", f"bus.port={port}", "--state", tmp_path / "state") == 3
+    error = capsys.readouterr().err
+    assert f"bus.port: port {port} on 127.0.0.1 is in use" in error
+    assert "choose another bus.port" in error
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_missing_system_library_is_named(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LIBRARIES", {"libabsent.so.9": "libabsent9"})
+    words = ["run", config_file, "--set", "rollout.transport=mooncake", "--state", tmp_path / "state"]
+    assert gyre(*words) == 3
+    error = capsys.readouterr().err
+    assert "libabsent.so.9: the system library is missing" in error
+    assert "apt-get install libabsent9" in error
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_task_without_tests_is_named(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = Places(tmp_path / "state")
+    write_policy(places.cache / "policy")
+    write_tasks(places.cache / "tasks", without="tests/test.sh")
+    assert gyre("run", config_file, "--state", places.root) == 2
+    error = capsys.readouterr().err
+    assert "task-0: the task has no tests/test.sh" in error
+    assert not places.runs.exists()
+    assert not places.nats.exists()
+    assert places.holder() is None
+
+
+def test_an_incomplete_policy_is_named(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = Places(tmp_path / "state")
+    write_policy(places.cache / "policy")
+    write_tasks(places.cache / "tasks")
+    (places.cache / "policy" / "tokenizer.json").unlink()
+    assert gyre("run", config_file, "--state", places.root) == 3
+    assert "has no tokenizer.json" in capsys.readouterr().err
+    assert not places.nats.exists()
+
+
+def test_two_runs_do_not_share_a_state_folder(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = Places(tmp_path / "state")
+    with places.hold("the first"):
+        assert gyre("run", config_file, "--state", places.root) == 3
+    error = capsys.readouterr().err
+    assert "(the first) runs here already" in error
+    assert "gyre down" in error
+
+
+def test_dry_run_starts_nothing(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("run", config_file, "--dry-run", "--json", "--set", "cells.trainable=2", "--state", tmp_path / "s") == 0
+    found = read_json(capsys)
+    names = [each["name"] for each in found["services"]]
+    assert [name for name in names if name.startswith(("rollout", "trainer"))] == [
+        "rollout-cell-0",
+        "rollout-cell-1",
+        "rollout-cell-2",
+        "trainer-cell-0",
+        "trainer-cell-1",
+    ]
+    assert found["config"]["cells"]["trainable"] == 2
+    assert not (tmp_path / "s").exists()
+
+
+def test_replay_of_a_good_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "run.gyre", recorded())
+    assert gyre("replay", tmp_path / "run.gyre", "--decider", "scheduler", "--json") == 0
+    found = read_json(capsys)
+    assert found["ok"] is True
+    assert found["deciders"][0]["same"] == found["deciders"][0]["recorded"] > 100
+    assert found["first"] is None
+
+
+def test_replay_names_an_altered_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = recorded()
+    placed = first(events, "execution.placed", after=100)
+    write(tmp_path / "run.gyre", altered(events, placed.seq, epoch=5))
+    assert gyre("replay", tmp_path / "run.gyre", "--decider", "scheduler") == 1
+    out = capsys.readouterr().out
+    assert f"recorded at sequence {placed.seq}: execution.placed {placed.entity}" in out
+    assert f"data.epoch: recorded 5, computed {placed.data.epoch}" in out
+
+
+def test_replay_of_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.gyre").write_text("not a log")
+    assert gyre("replay", tmp_path / "run.gyre") == 2
+    assert "no zstd file" in capsys.readouterr().err
+
+
+def test_check_names_what_is_violated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = recorded()
+    write(tmp_path / "good.gyre", events)
+    assert gyre("check", tmp_path / "good.gyre", "--invariant", "ledger", "--invariant", "capacity") == 0
+    placed = first(events, "execution.placed", after=first(events, "cell.role-transition").seq)
+    write(tmp_path / "bad.gyre", altered(events, placed.seq, cell="cell-0"))
+    capsys.readouterr()
+    assert gyre("check", tmp_path / "bad.gyre", "--invariant", "capacity", "--json") == 1
+    found = read_json(capsys)
+    assert found["violations"][0]["seq"] == placed.seq
+    assert read_manifest(tmp_path / "bad.gyre").messages == found["events"]
+
+
+def test_schema_is_made_from_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("schema", "--json") == 0
+    found = read_json(capsys)
+    assert set(found["kinds"]) == set(KINDS)
+    assert found["kinds"]["execution.placed"]["data"]["$ref"] == "#/$defs/ExecutionPlaced"
+    assert gyre("schema") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(KINDS) + 1
+
+
+def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gyre("doctor", "--state", tmp_path / "state", "--json") == 0
+    found = read_json(capsys)
+    assert found["ok"] is True
+    assert {"python", "nats-server", "torch", "mooncake", "store", "disk", "memory"} <= {
+        each["name"] for each in found["checks"]
+    }
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1, "final", 0))
+    assert gyre("doctor", "--state", tmp_path / "state") == 3
+    out = capsys.readouterr().out
+    assert "MISSING  python" in out
+    assert "python -> install Python 3.11" in out
+
+
+def test_nothing_runs_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("down", "--state", tmp_path / "state") == 0
+    assert "nothing runs here" in capsys.readouterr().out
+    assert gyre("status", "--state", tmp_path / "state") == 1
+    assert "start one with `gyre run FILE`" in capsys.readouterr().err
+    assert gyre("events", "--run", "r-x", "--state", tmp_path / "state") == 1
+    assert "no run r-x" in capsys.readouterr().err
+
+
+def test_a_service_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--run", "r-x", "--nats", "nats://127.0.0.1:1", "--state", tmp_path, "--here", tmp_path]
+    assert gyre("service", "schedular", *words) == 2
+    assert "choose from scheduler" in capsys.readouterr().err
+
+
+def test_up_tells_why_it_did_not_come_up(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = Places(tmp_path / "state")
+    assert gyre("up", config_file, "--state", places.root) == 1
+    error = capsys.readouterr().err
+    assert "ended with 3" in error
+    assert "has no config.json" in error
+    assert places.holder() is None

@@ -1,0 +1,158 @@
+"""The projection and its figures, and how they are drawn."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas import events as e
+from schemas.units import Counters, GapStats
+from services.cli.figures import figures, summarize
+from services.cli.progress import Progress
+from services.cli.view import PlainView, bar, panel_rows, sparkline
+from tests.replay.recorded import event, recorded
+from tests.scheduler.world import small_config
+
+
+def projected(events: list[Any]) -> Progress:
+    progress = Progress()
+    for each in events:
+        progress.apply(each)
+    return progress
+
+
+def stepped(step: int, reward: float) -> e.BatchStepped:
+    return e.BatchStepped(
+        step=step,
+        version=step,
+        members=["cell-0"],
+        loss=0.1,
+        grad_norm=1.0,
+        lr=1e-6,
+        micro_steps=1,
+        tokens=100,
+        targets=50,
+        executions=8,
+        masked=1,
+        reward=reward,
+        gap=GapStats(sum_abs=2e-5, max_abs=1e-5, count=10),
+        seconds=0.5,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_ledger_of_a_whole_run(seed: int) -> None:
+    """d, p, f and loads agree with the scheduler's own; in the end nothing is open that was not dispatched."""
+    progress = projected(recorded(seed=seed))
+    assert progress.f <= progress.p <= progress.d
+    assert progress.waterlevel == len(progress.open) == progress.d - progress.f
+    for name, cell in progress.cells.items():
+        assert cell.load == sum(place == name for place in progress.open.values())
+        assert 0 <= cell.load <= cell.capacity
+    config = progress.config
+    assert config is not None
+    assert len(progress.steps) == config.steps
+    assert progress.groups_consumed == config.steps * config.scheduler.B
+    assert progress.finished == "steps_done"
+    assert progress.transitions >= 1
+
+
+def test_applying_a_fact_again_changes_nothing() -> None:
+    events = recorded(seed=5)
+    facts = [each for each in events if each.owner == "harness"]
+    once, twice = projected(events), projected(events)
+    for each in facts:
+        twice.apply(each)
+    assert (once.d, once.p, once.f) == (twice.d, twice.p, twice.f)
+
+
+def test_rewards_counters_and_gap() -> None:
+    events = [
+        event(step, "batch.stepped", f"b-{step}", stepped(step, reward))
+        for step, reward in enumerate([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], start=1)
+    ]
+    progress = projected(events)
+    found = figures(progress, peak_rss_bytes=3_000_000_000)
+    assert found["reward_first5"] == 0.3
+    assert found["reward_last5"] == 0.5
+    assert found["reward_gain"] == 0.2
+    assert found["logprob_gap"] == pytest.approx(2e-6)
+    assert found["peak_rss_gb"] == 3.0
+
+
+def test_harness_counters_are_summed() -> None:
+    dispatched = e.ExecutionDispatched(group="g-1", member=0, task="t")
+    finished = e.ExecutionFinished(
+        attempt=0,
+        reason="completed",
+        exit_code=0,
+        seconds=1.0,
+        workspace="",
+        workspace_digest="",
+        counters=Counters(calls=4, reconnects=1, harness_errors=2),
+    )
+    said = [("execution.dispatched", dispatched), ("execution.finished", finished)]
+    progress = projected([event(seq, kind, "e-1.0", data) for seq, (kind, data) in enumerate(said, start=1)])
+    assert (progress.harness_calls, progress.reconnects, progress.harness_errors) == (4, 1, 2)
+    # It never started: p and f rise together.
+    assert (progress.d, progress.p, progress.f) == (1, 1, 1)
+
+
+def quickstart(*, steps: int, lr: float, rewards: list[float]) -> Progress:
+    progress = Progress(config=small_config(name="quickstart", steps=steps, trainer__lr=lr))
+    for step, reward in enumerate(rewards, start=1):
+        progress.apply(event(step, "batch.stepped", f"b-{step}", stepped(step, reward)))
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("steps", "lr", "rewards", "missed"),
+    [
+        (20, 4e-4, [0.2] * 10 + [0.9] * 10, []),
+        (20, 4e-4, [0.2] * 20, ["reward_gain"]),
+        (20, 0.0, [0.2] * 20, []),
+        (6, 4e-4, [0.2] * 6, []),
+        (20, 4e-4, [], ["reward_gain", "steps"]),
+    ],
+)
+def test_targets_of_the_quickstart(steps: int, lr: float, rewards: list[float], missed: list[str]) -> None:
+    summary = summarize(quickstart(steps=steps, lr=lr, rewards=rewards), peak_rss_bytes=10**9)
+    assert sorted(summary.missed) == missed
+    assert summary.ok is (not missed)
+    assert summary.targets["peak_rss_gb"] == "< 8"
+    read = msgspec.json.decode(msgspec.json.encode(summary))
+    assert {"name", "figures", "targets", "ok", "machine"} <= set(read)
+
+
+def test_too_much_memory_misses() -> None:
+    summary = summarize(quickstart(steps=4, lr=0.0, rewards=[0.1] * 4), peak_rss_bytes=9 * 10**9)
+    assert summary.missed == ["peak_rss_gb"]
+
+
+def test_a_line_a_step() -> None:
+    out = io.StringIO()
+    view, progress = PlainView(out), Progress()
+    for each in recorded(seed=1):
+        progress.apply(each)
+        view.update(progress)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "run r-test"
+    assert [line.split("  ")[0] for line in lines[1:]] == [f"step {n}/8" for n in range(1, 9)]
+    assert "cell-0:" in lines[1]
+
+
+def test_the_panel_shows_every_cell() -> None:
+    rows = dict(panel_rows(projected(recorded(seed=1))))
+    assert {"step", "reward", "waterlevel", "cell-0", "cell-1", "cell-2", "staleness", "tokens/s"} <= set(rows)
+    assert rows["step"].startswith("8 of 8")
+    assert "(core)" in rows["cell-0"]
+
+
+def test_drawing() -> None:
+    assert sparkline([0.0, 0.5, 1.0], low=0.0, high=1.0) == "▁▅█"
+    assert bar(1, 2, 4) == "━━╌╌"
+    assert bar(0, 0, 2) == "╌╌"
+    assert bar(9, 3, 2) == "━━"
