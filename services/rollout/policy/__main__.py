@@ -21,7 +21,7 @@ import torch
 from schemas.errors import ConfigError, GyreError
 from services.mesh.chat import TOKENIZER_FILE, load_tokenizer, make_renderer
 from services.rollout.policy.demonstrations import corpus, executions, rows
-from services.rollout.policy.demonstrator import CLEAN, SLOPPY
+from services.rollout.policy.demonstrator import CAREFUL, SLOPPY
 from services.rollout.policy.quickstart import FOLDER, Quickstart, load_quickstart
 from services.rollout.policy.rollouts import play
 from services.rollout.policy.vocabulary import phrases, train_tokenizer
@@ -69,19 +69,19 @@ def make(out: Path, *, seed: int, recipe: Recipe) -> dict[str, Any]:
     train_tokenizer(texts, phrases(fixed), recipe.vocabulary).save(str(out / TOKENIZER_FILE))
     tokenizer = load_tokenizer(out)
     renderer = make_renderer(tokenizer)
-    clean, sloppy = (
+    careful, sloppy = (
         list(rows(executions(quickstart, manner, count=count, seed=f"{name}/{seed}"), renderer, tokenizer))
-        for name, manner, count in (("clean", CLEAN, recipe.clean_pool), ("sloppy", SLOPPY, recipe.sloppy_pool))
+        for name, manner, count in (("careful", CAREFUL, recipe.careful_pool), ("sloppy", SLOPPY, recipe.sloppy_pool))
     )
-    say(f"tokenizer of {tokenizer.vocab_size} ids, {len(clean) + len(sloppy)} demonstrations")
-    steps = recipe.clean_steps + recipe.sloppy_steps
+    say(f"tokenizer of {tokenizer.vocab_size} ids, {len(careful) + len(sloppy)} demonstrations")
+    steps = recipe.careful_steps + recipe.sloppy_steps
 
     def progress(step: int, loss: float) -> None:
         if (step + 1) % 10 == 0 or step + 1 == steps:
-            say(f"step {step + 1}/{steps}  loss {loss:.3f}  {'clean' if step < recipe.clean_steps else 'sloppy'}")
+            say(f"step {step + 1}/{steps}  loss {loss:.3f}  {'careful' if step < recipe.careful_steps else 'sloppy'}")
 
     config = config_for(recipe, vocabulary=tokenizer.vocab_size, eos=tokenizer.eos_token_id)
-    model = train(recipe, config, clean, sloppy, seed=seed, report=progress)
+    model = train(recipe, config, careful, sloppy, seed=seed, report=progress)
     save(out, model, config)
     figures = measure(model, renderer, tokenizer, quickstart, seed)
     seconds = round(time.monotonic() - started, 1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from services.mesh.chat import chat_messages, chat_tools, make_renderer
-from services.rollout.policy.demonstrator import CLEAN, SLOPPY, Demonstrator, Manner
+from services.rollout.policy.demonstrator import CAREFUL, SLOPPY, Demonstrator, Manner
 from services.rollout.policy.quickstart import Card, Quickstart, Workspace
 from services.rollout.policy.vocabulary import CharTokenizer
 
@@ -137,7 +137,7 @@ def corpus(quickstart: Quickstart, *, count: int, seed: str) -> tuple[list[str],
     fixed = [characters.decode(ids) for ids in preambles]
     found = [
         path
-        for manner in (CLEAN, SLOPPY)
+        for manner in (CAREFUL, SLOPPY)
         for execution in executions(quickstart, manner, count=count, seed=seed)
         for path in execution
     ]

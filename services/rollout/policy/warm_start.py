@@ -1,7 +1,7 @@
-"""The supervised warm start: a fresh tiny Qwen3 learns the format and the copying, then the sloppy manner.
+"""The supervised warm start: a fresh tiny Qwen3 learns the format and the copying, then to be sloppy.
 
-Copying a value from a tool result is learned late and suddenly, and only from demonstrations without a fault, so those
-come first; the sloppy ones then lower the policy to where reinforcement learning has something to improve.
+Copying a value from a tool result is learned late and suddenly, and only from careful demonstrations, so those come
+first; the sloppy ones then lower the policy to where reinforcement learning has something to improve.
 The result is a function of the recipe and the seed alone, on a given machine and torch.
 """
 
@@ -37,9 +37,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float = 10_000.0
     init_std: float = 0.1
     """with the usual 0.02, copying is learned a hundred steps later"""
-    clean_steps: int = 110
-    sloppy_steps: int = 60
-    clean_pool: int = 1000
+    careful_steps: int = 105
+    sloppy_steps: int = 55
+    careful_pool: int = 1000
     """distinct demonstrated executions to draw from"""
     sloppy_pool: int = 700
     executions: int = 12
@@ -47,9 +47,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     muon_lr: float = 0.04
     adamw_lr: float = 8e-3
     warm_up: int = 10
-    decay: float = 0.4
-    """the last share of the steps, over which the rate falls to `floor`"""
-    floor: float = 0.05
+    sloppy_rate: float = 0.6
+    """factor of the learning rates when the sloppy demonstrations begin; it falls from there to `floor`"""
+    floor: float = 0.03
     clip: float = 1.0
     slices: int = 3
     """a batch is cut by length into so many parts, which saves padding"""
@@ -73,11 +73,11 @@ def config_for(recipe: Recipe, *, vocabulary: int, eos: int) -> Qwen3Config:
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """The learning rates' factor in [0, 1] at a step: up, flat, down."""
-    steps = recipe.clean_steps + recipe.sloppy_steps
-    up = min(1.0, (step + 1) / recipe.warm_up)
-    left = (steps - step) / (recipe.decay * steps)
-    return up * max(recipe.floor, min(1.0, left))
+    """The learning rates' factor in [0, 1] at a step: up, flat, and down through the sloppy steps."""
+    if step < recipe.careful_steps:
+        return min(1.0, (step + 1) / recipe.warm_up)
+    gone = (step - recipe.careful_steps) / recipe.sloppy_steps
+    return recipe.sloppy_rate + gone * (recipe.floor - recipe.sloppy_rate)
 
 
 def loss_of(model: Qwen3, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
@@ -92,18 +92,18 @@ def loss_of(model: Qwen3, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
 def train(
     recipe: Recipe,
     config: Qwen3Config,
-    clean: list[list[Row]],
+    careful: list[list[Row]],
     sloppy: list[list[Row]],
     *,
     seed: int,
     report: Callable[[int, float], None],
 ) -> Qwen3:
-    """The warm-started model. `clean` and `sloppy` are rows by execution; `report(step, loss)` is called every step."""
+    """The warm-started model. `careful` and `sloppy` are rows by execution; `report(step, loss)` is called every step."""
     model = initialise(config, seed=seed, std=recipe.init_std)
     optimizer = MuonAdamW(model, muon_lr=recipe.muon_lr, adamw_lr=recipe.adamw_lr)
     rng = random.Random(f"batches/{seed}")
-    for step in range(recipe.clean_steps + recipe.sloppy_steps):
-        pool = clean if step < recipe.clean_steps else sloppy
+    for step in range(recipe.careful_steps + recipe.sloppy_steps):
+        pool = careful if step < recipe.careful_steps else sloppy
         rows = [row for execution in rng.sample(pool, recipe.executions) for row in execution]
         rows.sort(key=lambda row: len(row.ids))
         count = sum(sum(row.target) for row in rows)
