@@ -20,8 +20,8 @@ from services.mesh.decider import Decider, Driver, Mismatch, same
 
 DECIDERS = {
     "scheduler": "services.scheduler.decider:Scheduler",
-    "trajectories": "services.trajectories.decider:Outcome",
-    "packer": "services.packer.decider:Packer",
+    "trajectories": "services.trajectories.core.outcome:Outcome",
+    "packer": "services.packer.core.packing:Packer",
 }
 """Where the decider of each deciding service is."""
 

@@ -63,7 +63,7 @@ class Book:
                     )
             case "execution.started":
                 self.started_us.setdefault(event.entity, event.time_us)
-                self._begun[event.entity] = max(self._begun.get(event.entity, 0), event.data.attempt)
+                self._begun[event.entity] = max(self._begun.get(event.entity, -1), event.data.attempt)
             case "execution.finished":
                 known = self._placed.get(event.entity)
                 if known is not None and known.attempt <= event.data.attempt:
@@ -76,11 +76,11 @@ class Book:
 
     def was_started(self, attempt: Attempt) -> bool:
         """Whether LOG says that this attempt runs."""
-        return self._begun.get(attempt.execution, 0) >= attempt.attempt
+        return self._begun.get(attempt.execution, -1) >= attempt.attempt
 
     def open(self) -> list[Attempt]:
         """Attempts that are neither finished nor taken, in the order of their placement."""
-        return [known for known in self._placed.values() if self._taken.get(known.execution, 0) < known.attempt]
+        return [known for known in self._placed.values() if self._taken.get(known.execution, -1) < known.attempt]
 
     def take(self, attempt: Attempt) -> None:
         """From now on somebody looks after this attempt."""
