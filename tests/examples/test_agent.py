@@ -33,12 +33,12 @@ class Ran(NamedTuple):
     stderr: str
 
 
-def run(endpoint: Endpoint, folder: Path, plan: str, **environ: str) -> Ran:
+def run(endpoint: Endpoint, folder: Path, plan: str, instruction: str = "Do it.", **environ: str) -> Ran:
     """Run the agent in `folder` to its end."""
     work = folder / "work"
     work.mkdir(exist_ok=True)
     (work / "in.txt").write_text("ada,lime,5\n")
-    (folder / "instruction.md").write_text("Do it.\n")
+    (folder / "instruction.md").write_text(instruction + "\n")
     done = subprocess.run(
         [sys.executable, "-S", "-E", str(AGENT), str(folder / "instruction.md"), str(folder / "report.json")],
         check=False,
