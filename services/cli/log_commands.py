@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from services.cli.output import say, say_json, say_json_line
+from services.cli.output import quiet_logs, say, say_json, say_json_line
 from services.cli.places import Places
 
 
 def events_command(run: str | None, *, follow: bool, kinds: list[str], state: Path, json: bool) -> int:
+    quiet_logs()
     places = Places(state)
     asyncio.run(_print_events(places, places.chosen(run), follow=follow, kinds=kinds, json=json))
     return 0
@@ -32,6 +33,7 @@ async def _print_events(places: Places, run: str, *, follow: bool, kinds: list[s
 def export_command(run: str | None, output: Path | None, *, state: Path, json: bool) -> int:
     from services.cli.logs import export_run
 
+    quiet_logs()
     places = Places(state)
     chosen = places.chosen(run)
     path = output or Path(f"{chosen}.gyre")
@@ -84,8 +86,8 @@ def check_command(file: Path, names: list[str], *, json: bool) -> int:
         say_json({"ok": report.ok, "events": report.events, "checked": report.checked, "violations": report.violations})
         return 0 if report.ok else 1
     for each in report.checked:
-        mark = f"skipped: {each.skipped}" if each.skipped else "ok" if not each.violations else f"{each.violations} violated"
-        say(f"  {each.invariant:26s} {mark:10s} {each.meaning}")
+        mark = "skipped" if each.skipped else f"{each.violations} violated" if each.violations else "ok"
+        say(f"  {each.invariant:26s} {mark:10s} {each.meaning}" + (f" ({each.skipped})" if each.skipped else ""))
     for violation in report.violations[:20]:
         say(str(violation))
     say(f"{report.events} events: " + ("all invariants hold" if report.ok else f"{len(report.violations)} violations"))

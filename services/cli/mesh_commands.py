@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schemas.config import load
 from services.cli import background
-from services.cli.output import say, say_json, table
+from services.cli.output import quiet_logs, say, say_json, table
 from services.cli.places import Places
 
 
@@ -37,6 +37,7 @@ def down_command(*, state: Path, json: bool) -> int:
 
 
 def status_command(run: str | None, *, state: Path, json: bool) -> int:
+    quiet_logs()
     places = Places(state)
     found = asyncio.run(background.status(places, places.chosen(run)))
     if json:

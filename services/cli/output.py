@@ -23,6 +23,18 @@ def say_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
+def quiet_logs() -> None:
+    """What our libraries log goes to standard error, and only warnings do: standard output is the answer's."""
+    import logging
+
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns aligned to the left; the last one is as long as it is."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []

@@ -62,6 +62,7 @@ class Progress(msgspec.Struct, kw_only=True):
     config: Config | None = None
     started_us: int = 0
     now_us: int = 0
+    finished_us: int = 0
     finished: str = ""
     """Reason of `run.finished`; empty while the run goes on."""
     d: int = 0
@@ -112,8 +113,8 @@ class Progress(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Since the run began, by the log's time."""
-        return (self.now_us - self.started_us) / 1e6
+        """From the run's beginning to its end or to now, by the log's time."""
+        return ((self.finished_us or self.now_us) - self.started_us) / 1e6
 
     @property
     def tokens_per_s(self) -> float:
@@ -155,7 +156,8 @@ def _run_started(self: Progress, event: Event) -> None:
 
 def _run_finished(self: Progress, event: Event) -> None:
     data: e.RunFinished = event.data
-    self.finished = self.finished or data.reason
+    if not self.finished:
+        self.finished, self.finished_us = data.reason, event.time_us
 
 
 def _dispatched(self: Progress, event: Event) -> None:

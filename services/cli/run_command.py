@@ -10,7 +10,7 @@ from schemas.config import Config, load
 from services.cli import preflight, prepare
 from services.cli.figures import Summary
 from services.cli.launch import launch
-from services.cli.output import say, say_json, table
+from services.cli.output import quiet_logs, say, say_json, table
 from services.cli.places import Places
 from services.cli.plan import service_specs
 from services.cli.view import View, open_view
@@ -19,6 +19,7 @@ from services.cli.view import View, open_view
 def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: bool) -> int:
     """The whole run. Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
     config, here, places = load(file, overrides), file.absolute().parent, Places(state)
+    quiet_logs()
     preflight.environment(config, places)
     with places.hold(f"gyre run {file.name}"):
         view = open_view(quiet=quiet, json=json)

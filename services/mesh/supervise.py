@@ -25,7 +25,6 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import structlog
 
 from schemas.errors import EnvironmentMissing, GyreError
 from services.mesh.processes import (
@@ -109,7 +108,6 @@ class Supervisor:
         self._spawned: dict[str, asyncio.Event] = {}
         self._descendants: dict[str, dict[int, float]] = {}
         self._stopping: set[str] = set()
-        self._log = structlog.get_logger(service="supervisor")
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
@@ -192,7 +190,6 @@ class Supervisor:
                 if failures >= self.backoff.limit:
                     self._give_up(entry, failures)
                     return
-                self._log.warning("service ended", name=spec.name, exit_code=code, failures=failures)
                 self._set(entry, "waiting")
                 await asyncio.sleep(self.backoff.delay(failures))
                 if spec.name in self._stopping:
