@@ -1,0 +1,1 @@
+"""Recorded runs: log files, the replayer, the checker."""

@@ -164,7 +164,9 @@ class Supervisor:
         for process in [me, *me.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 total += process.memory_info().rss
-        self._mesh.peak_rss_bytes = max(self._mesh.peak_rss_bytes, total)
+        if total > self._mesh.peak_rss_bytes:
+            self._mesh.peak_rss_bytes = total
+            self._write()
         return total
 
     @property

@@ -173,7 +173,7 @@ asyncio.run(main())
 
 async def test_services_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     service = [sys.executable, "-S", "-E", str(SCRIPT), "note", str(tmp_path / "notes"), "up", "stay"]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220  it starts at once
         [sys.executable, "-c", SUPERVISE, str(tmp_path), *service], stdout=subprocess.PIPE
     ) as supervisor:
         assert supervisor.stdout is not None
