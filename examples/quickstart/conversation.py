@@ -21,7 +21,7 @@ COMPACT = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools. Write a <sum
 CONTINUED = "This session is being continued from a previous conversation that ran out of context."
 MAIN_TURNS = 4
 HELPER_TURNS = 2
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 
 
 def tool(name, description, *arguments):
