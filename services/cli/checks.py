@@ -133,7 +133,7 @@ def libraries(*, required: bool, load: Callable[[str], object] = ctypes.CDLL) ->
 
 def mooncake(*, required: bool) -> Finding:
     try:
-        from mooncake.engine import TransferEngine  # type: ignore[import-untyped]  # noqa: F401
+        from mooncake.engine import TransferEngine  # noqa: F401
     except (ImportError, OSError) as error:
         return Finding(
             name="mooncake",

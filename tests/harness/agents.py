@@ -21,7 +21,7 @@ HANG = [*BASH, "echo partial > out.txt; echo $$ > up; exec sleep 600"]
 """Writes out.txt, says that it is up, and goes on for ever."""
 
 
-def workspace(folder: Path, execution: str, attempt: int = 1) -> Path:
+def workspace(folder: Path, execution: str, attempt: int = 0) -> Path:
     return folder / "workspaces" / f"{execution}.{attempt}" / "work"
 
 

@@ -98,5 +98,5 @@ async def test_nothing_is_lost_or_doubled(tmp_path: Path, nats_server: NatsServe
 async def place(world: World, execution: str) -> None:
     dispatched = ExecutionDispatched(group="g-000000", member=0, task="card")
     await world.say("scheduler", "execution.dispatched", execution, dispatched)
-    placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=1)
+    placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=0)
     await world.say("scheduler", "execution.placed", execution, placed)

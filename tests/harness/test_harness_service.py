@@ -47,7 +47,7 @@ async def place(world: World, *executions: str, task: str = "card") -> None:
             execution,
             ExecutionDispatched(group="g-000000", member=member, task=task),
         )
-        placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=1)
+        placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=0)
         await world.say("scheduler", "execution.placed", execution, placed, id=f"d-{execution}")
 
 
@@ -69,12 +69,12 @@ async def test_a_completed_execution(tmp_path: Path) -> None:
         "in.txt": "ada\n",
         "out.txt": "ada\n",
     }
-    folder = tmp_path / "workspaces" / f"{E0}.1"
+    folder = tmp_path / "workspaces" / f"{E0}.0"
     assert (folder / "output.log").read_text() == "Copy in.txt to out.txt.\n"
     kinds = [event.kind for event in await world.events("execution.started", "execution.finished")]
     assert kinds == ["execution.started", "execution.finished"]
     started, ended = await world.events("execution.started", "execution.finished")
-    assert (started.id, ended.id) == (f"d-{E0}.started.1", f"d-{E0}.finished.1")
+    assert (started.id, ended.id) == (f"d-{E0}.started.0", f"d-{E0}.finished.0")
     assert started.causation == (await world.events("execution.placed"))[0].seq
 
 
@@ -91,11 +91,11 @@ async def test_the_environment_is_small_and_holds_the_token(tmp_path: Path, monk
     assert environment.pop("PATH")
     environment.pop("LC_CTYPE", None)
     assert environment == {
-        "HOME": str(tmp_path / "workspaces" / f"{E0}.1" / "home"),
+        "HOME": str(tmp_path / "workspaces" / f"{E0}.0" / "home"),
         "LANG": "C.UTF-8",
         "EXTRA": "{x}",
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:7",
-        "ANTHROPIC_AUTH_TOKEN": make_token(SECRET, E0, 1),
+        "ANTHROPIC_AUTH_TOKEN": make_token(SECRET, E0, 0),
         "ANTHROPIC_MODEL": "tiny",
         "GYRE_AGENT_SEED": E0,
     }
@@ -135,7 +135,7 @@ async def test_reports(tmp_path: Path, report: str, exit_code: int, counters: Co
 
 @pytest.mark.parametrize("trap", ["ln -s /etc/passwd", "mkfifo", "mkdir"])
 def test_a_report_that_is_no_file_is_no_report(tmp_path: Path, trap: str) -> None:
-    folder = ExecutionFolder(tmp_path, E0, 1)
+    folder = ExecutionFolder(tmp_path, E0, 0)
     folder.path.mkdir(parents=True)
     subprocess.run([*trap.split(), str(folder.report)], check=True)
     assert folder.counters() is None
@@ -262,7 +262,7 @@ async def test_output_is_capped_and_never_blocks(tmp_path: Path, monkeypatch: py
         await proxy_joins(world)
         await place(world)
         assert (await finish_of(world)).reason == "completed"
-    assert (tmp_path / "workspaces" / f"{E0}.1" / "output.log").stat().st_size == 1000
+    assert (tmp_path / "workspaces" / f"{E0}.0" / "output.log").stat().st_size == 1000
 
 
 async def test_waits_for_the_proxy_and_takes_the_newest(tmp_path: Path) -> None:
@@ -331,12 +331,12 @@ async def test_after_a_crash_orphans_end_and_nothing_starts_twice(tmp_path: Path
     world = await world_of(tmp_path, GOOD)
     await proxy_joins(world)
     await place(world, E0, execution_id(0, 1))
-    folder = ExecutionFolder(tmp_path, E0, 1)
+    folder = ExecutionFolder(tmp_path, E0, 0)
     process = await orphan(folder)
     if known != "neither":
         folder.record(process.pid, start_of(process.pid) or 0)
     if known == "record and log":
-        await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=1), id=f"d-{E0}.started.1")
+        await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=0), id=f"d-{E0}.started.0")
     async with serving(serve, world.context("harness")):
         orphaned, other = await finish_of(world), await finish_of(world, execution_id(0, 1))
     await process.wait()
@@ -350,8 +350,8 @@ async def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
     world = await world_of(tmp_path, GOOD)
     await proxy_joins(world)
     await place(world)
-    await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=1), id=f"d-{E0}.started.1")
-    folder = ExecutionFolder(tmp_path, E0, 1)
+    await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=0), id=f"d-{E0}.started.0")
+    folder = ExecutionFolder(tmp_path, E0, 0)
     stranger = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
     folder.work.mkdir(parents=True)
     folder.record(stranger.pid, (start_of(stranger.pid) or 0) - 1)
@@ -384,7 +384,7 @@ async def test_forty_at_once(tmp_path: Path) -> None:
         await proxy_joins(world)
         await place(world, *executions)
         for execution in executions:
-            await file_of(tmp_path / "workspaces" / f"{execution}.1" / "home" / "up")
+            await file_of(tmp_path / "workspaces" / f"{execution}.0" / "home" / "up")
         gate = os.open(tmp_path / "gate", os.O_RDWR)
         finished = [await finish_of(world, execution) for execution in executions]
         os.close(gate)

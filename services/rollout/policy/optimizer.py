@@ -54,8 +54,8 @@ class MuonAdamW:
             for matrix, update in zip(group, updates, strict=True):
                 matrix.sub_(update, alpha=scale)
                 matrix.grad = None
-        for group in self._adamw.param_groups:
-            group["lr"] = rate * self._adamw_lr
+        for settings in self._adamw.param_groups:
+            settings["lr"] = rate * self._adamw_lr
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
 
