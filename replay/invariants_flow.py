@@ -121,7 +121,8 @@ def capacity(log: Log) -> Iterator[Violation]:
             case "execution.placed":
                 placed: e.ExecutionPlaced = event.data
                 target = placed.cell
-            case "route.moved":
+            case "route.moved" if event.entity in on:
+                # One that ended between the scheduler's input and its decision in the log moves nowhere.
                 moved: e.RouteMoved = event.data
                 target = moved.target
             case "execution.finished":

@@ -108,6 +108,24 @@ def test_capacity_is_never_exceeded() -> None:
     assert violated(events, "capacity") == ["cell-0 holds 2 of 1"]
 
 
+def test_a_move_of_an_execution_that_has_ended_takes_no_room() -> None:
+    """Facts reach the log between a decider's input and its decision: the move answers an older state."""
+    joined = [e.CellJoined(index=i, capacity=1, url="", engine="", version=0, capabilities=[]) for i in range(2)]
+    placed = [e.ExecutionPlaced(cell="cell-0", epoch=0, attempt=0), e.ExecutionPlaced(cell="cell-1", epoch=0, attempt=0)]
+    finished = e.ExecutionFinished(
+        attempt=0, reason="completed", exit_code=0, seconds=1.0, workspace="", workspace_digest=""
+    )
+    events = log_of(
+        ("cell.joined", "cell-0", joined[0]),
+        ("cell.joined", "cell-1", joined[1]),
+        ("execution.placed", "e-1.0", placed[0]),
+        ("execution.finished", "e-1.0", finished),
+        ("route.moved", "e-1.0", e.RouteMoved(source="cell-0", target="cell-1", epoch=0, kv="recomputed")),
+        ("execution.placed", "e-1.1", placed[1]),
+    )
+    assert violated(events, "capacity") == []
+
+
 def test_nothing_is_placed_on_a_cell_in_transition_or_training() -> None:
     placed = first(EVENTS, "execution.placed", after=first(EVENTS, "cell.role-transition").seq)
     whats = violated(altered(EVENTS, placed.seq, cell="cell-0"), "capacity")

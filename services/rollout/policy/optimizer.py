@@ -19,7 +19,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """The nearly semi-orthogonal matrices `[n, rows, columns]` with the same singular vectors."""
     a, b, c = NEWTON_SCHULZ
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for _ in range(steps):
