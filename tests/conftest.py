@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from services.mesh.server import NatsServer
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_comes() -> Iterator[None]:
+    """A command that was run in this process has set up logging to a stream that ends with its test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -172,11 +172,17 @@ def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False
 
 
 @app.command
-def schema(*, json: Json = False) -> int:
-    """Print the table of event kinds; with --json, the JSON schema of their data."""
-    from services.cli.doctor_command import schema_command
+def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> int:
+    """Print the table of event kinds; with --json, the JSON schema of their data.
 
-    return schema_command(json=json)
+    Parameters
+    ----------
+    markdown
+        Print the page docs/events.md.
+    """
+    from services.cli.schema_command import schema_command
+
+    return schema_command(json=json, markdown=markdown)
 
 
 @app.command
