@@ -253,6 +253,15 @@ class BatchStreamClosed(Value, frozen=True, kw_only=True):
     groups: list[str]
 
 
+class BatchJoinClosed(Value, frozen=True, kw_only=True):
+    """No cell joins this batch any more: its members reduce their gradients and the core makes the update."""
+
+    members: list[str]
+    """The prefix that trained it, the core first."""
+    epochs: list[int]
+    """Epoch of each member: with `members` the key of their communication group."""
+
+
 class BatchStepped(Value, frozen=True, kw_only=True):
     step: int
     version: int
@@ -320,6 +329,8 @@ class WeightsExposed(Value, frozen=True, kw_only=True):
     address: dict[str, Any]
     """A `services.mesh.weights` address."""
     bytes: int
+    rendezvous: str = ""
+    """For joiners: `host:port` of the store on which the prefix groups meet."""
 
 
 class WeightsPublished(Value, frozen=True, kw_only=True):

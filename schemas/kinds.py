@@ -65,6 +65,7 @@ _TABLE = [
     _kind("cell.lost", {"rollout": "fact"}, False, e.CellLost, "A cell's engine is gone."),
     _kind("batch.opened", {"scheduler": "decision"}, True, e.BatchOpened, "A training step wants its B groups."),
     _kind("batch.stream-closed", {"packer": "decision"}, True, e.BatchStreamClosed, "All micro-steps of the batch are enqueued."),
+    _kind("batch.join-closed", {"scheduler": "decision"}, True, e.BatchJoinClosed, "Its members are fixed; the update follows."),
     _kind("batch.stepped", {"trainer": "fact"}, True, e.BatchStepped, "One optimizer step was made."),
     _kind("batch.failed", {"trainer": "fact"}, False, e.BatchFailed, "The batch could not be trained."),
     _kind("micro-step.enqueued", {"packer": "decision"}, True, e.MicroStepEnqueued, "Packed rows wait for a cell."),

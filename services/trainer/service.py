@@ -1,8 +1,9 @@
 """A training cell's process: follows LOG, claims micro-steps, makes the update, keeps checkpoints, exposes weights.
 
 Invariants: a micro-step is trained only by who won its claim; one optimizer step a batch, when every micro-step of the
-closed stream is done; a version is durable before `batch.stepped` names it, and so before it is published. Torch work
-runs in one thread of its own, so the process keeps reading the log meanwhile.
+closed stream is done; a version is durable before `batch.stepped` names it, and so before it is published; `view` is
+changed by LOG alone, and what was said counts once LOG has shown it. Torch work runs in one thread of its own, so the
+process keeps reading the log meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import msgspec
 from schemas import events as e
 from schemas import streams
 from schemas.errors import Conflict, TrainerError
-from schemas.units import CellRole, GapStats
+from schemas.units import CellRole, GapStats, Value
 from services.mesh.service import Context, announce
 from services.mesh.weights.transport import Transport, WeightAddress, open_transport
-from services.trainer.batch_view import BatchView, OpenBatch
+from services.trainer.batch_view import BatchView, Free, OpenBatch
 
 if TYPE_CHECKING:
     from services.trainer.cell import Cell
@@ -72,6 +73,8 @@ class CellTrainer:
         self.view = BatchView(cell=context.cell)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._changed = asyncio.Event()
+        self._folded = 0
+        """Sequence up to which `view` holds LOG."""
         self._cell: Cell | None = None
         self._transport: Transport | None = None
         self._exposures: list[WeightAddress] = []
@@ -86,7 +89,7 @@ class CellTrainer:
     async def run(self) -> None:
         """Until cancelled. Raises TrainerError where a batch cannot be trained."""
         context = self._context
-        past, position = await context.history()
+        past, self._folded = await context.history()
         for event in past:
             self.view.fold(event)
         context.health.ready = lambda: "" if self._cell else "building the model"
@@ -95,8 +98,7 @@ class CellTrainer:
         self._transport = await self._in_thread(lambda: open_transport(context.config.rollout.transport))
         context.log.info("weights travel", kind=self._transport.kind, reason=self._transport.reason)
         await announce(context)
-        await self._resume()
-        follow = asyncio.create_task(self._follow(position))
+        follow = asyncio.create_task(self._follow(self._folded))
         work = asyncio.create_task(self._work())
         try:
             done, _ = await asyncio.wait({follow, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,9 +119,28 @@ class CellTrainer:
     async def _follow(self, position: int) -> None:
         async for event in self._context.events(position):
             self.view.fold(event)
+            self._folded = event.seq
             self._changed.set()
 
+    async def _say(
+        self,
+        kind: str,
+        entity: str,
+        data: Value,
+        *,
+        id: str,
+        causation: int = 0,
+        claim: tuple[str, int] | None = None,
+    ) -> int:
+        """Says a fact and returns when `view` holds it, so that the next turn is taken on what follows from it."""
+        seq = await self._context.say(kind, entity, data, id=id, causation=causation, claim=claim)
+        while self._folded < seq:
+            self._changed.clear()
+            await self._changed.wait()
+        return seq
+
     async def _work(self) -> None:
+        await self._resume()
         while True:
             self._changed.clear()
             turn = self.view.turn
@@ -167,7 +188,7 @@ class CellTrainer:
                     streams.log_stream(context.run), streams.aggregate_filter(context.run, "micro-step", name)
                 )
                 assert last is not None
-                await context.say(
+                await self._say(
                     "micro-step.released",
                     name,
                     e.MicroStepReleased(batch=view.batch.id, reason="the cell started again"),
@@ -182,7 +203,7 @@ class CellTrainer:
         start = time.monotonic()
         await self._in_thread(act)
         decision, seq = self.view.cause
-        await self._context.say(
+        await self._say(
             "cell.role-transition",
             self._context.cell,
             e.CellRoleTransition(
@@ -196,7 +217,6 @@ class CellTrainer:
             id=f"{decision}.{phase}.0",
             causation=seq,
         )
-        self.view.role = target
 
     async def _micro_step(self, batch: OpenBatch) -> None:
         from schemas.micro_steps import decode as decode_micro_step
@@ -206,7 +226,7 @@ class CellTrainer:
         claim = (streams.aggregate_filter(context.run, "micro-step", name), free.seq)
         claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch)
         try:
-            seq = await context.say(
+            seq = await self._say(
                 "micro-step.claimed",
                 name,
                 claimed,
@@ -215,10 +235,9 @@ class CellTrainer:
                 claim=claim,
             )
         except Conflict:
-            batch.free.pop(name, None)
+            # What won lies in LOG behind `free`, and `view` will show it.
+            await self._changed_from(name, free)
             return
-        batch.free.pop(name, None)
-        batch.claimed[name] = context.cell
         if cell.phase == "idle":
             cell.begin_batch()
             self._began = time.monotonic()
@@ -236,8 +255,12 @@ class CellTrainer:
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
             seconds=time.monotonic() - start,
         )
-        await context.say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
-        batch.done[name] = done
+        await self._say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
+
+    async def _changed_from(self, name: str, free: Free) -> None:
+        while self.view.batch is not None and self.view.batch.free.get(name) == free:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _step(self, batch: OpenBatch) -> None:
         """The update, its checkpoint, and only then the event that names the new version."""
@@ -255,9 +278,9 @@ class CellTrainer:
             log_sequence=await context.bus.last_seq(streams.log_stream(context.run)),
         )
         cause = f"{context.run}.{batch.id}"
-        await context.say("checkpoint.saved", f"v{result.version:06d}", saved, id=f"{cause}.saved.{manifest.digest}")
+        await self._say("checkpoint.saved", f"v{result.version:06d}", saved, id=f"{cause}.saved.{manifest.digest}")
         done = batch.done.values()
-        await context.say(
+        await self._say(
             "batch.stepped",
             batch.id,
             e.BatchStepped(
@@ -282,8 +305,6 @@ class CellTrainer:
             ),
             id=f"{cause}.stepped",
         )
-        self.view.stepped, self.view.final, self.view.batch = result.version, batch.data.final, None
-        self.view.checkpoints[result.version] = path
         await self._in_thread(self._drop_old_checkpoints)
 
     async def _expose(self, version: int) -> None:
@@ -299,7 +320,7 @@ class CellTrainer:
         while len(self._exposures) > 2:
             old = self._exposures.pop(0)
             await self._in_thread(partial(transport.withdraw, old))
-        await self._context.say(
+        await self._say(
             "weights.exposed",
             self._context.cell,
             e.WeightsExposed(
@@ -307,7 +328,6 @@ class CellTrainer:
             ),
             id=f"{self._context.run}.{self._context.cell}.exposed.{version}.{address.peer}.{address.pointer}{address.name}",
         )
-        self.view.exposed = max(self.view.exposed, version)
 
     def _drop_old_checkpoints(self) -> None:
         keep = self._context.config.trainer.keep_checkpoints

@@ -27,7 +27,8 @@ from services.mesh.memory_bus import MemoryBus
 from services.mesh.publisher import Publisher
 from services.mesh.service import Context
 from services.mesh.weights.transport import WeightAddress, open_transport
-from services.trainer.cell import Cell
+from services.trainer.batch_view import BatchView
+from services.trainer.cell import Cell, StepResult
 from services.trainer.service import CellTrainer
 
 RUN = "r-trainer"
@@ -187,21 +188,35 @@ async def test_a_claim_that_somebody_else_won_is_not_trained(
     assert [event.entity for event in await stage.log() if event.kind == "micro-step.done"] == [second.micro_step]
 
 
+@pytest.mark.parametrize("trained", [2, 3], ids=["in mid-batch", "before the update"])
 async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the_same_weights(
-    stage: Stage, micro_steps: Callable[..., list[MicroStep]]
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]], trained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(stage):
-        await stage.enter_training()
-        await stage.open_batch(1, version=0, final=True)
-        steps = micro_steps("b-000001", 3)
-        for each in steps[:2]:
-            await stage.enqueue(each)
-        await stage.seen("micro-step.done", 2)
-    async with running(stage):
-        await stage.seen("micro-step.released", 2)
-        await stage.enqueue(steps[2])
+    def end(cell: Cell) -> StepResult:
+        raise TrainerError("the process ends here")
+
+    async def close() -> None:
         closed = e.BatchStreamClosed(micro_steps=3, groups=["g-000000"])
         await stage.say("packer", "batch.stream-closed", "b-000001", closed)
+
+    steps = micro_steps("b-000001", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cell, "step", end)
+        async with running(stage) as first:
+            await stage.enter_training()
+            await stage.open_batch(1, version=0, final=True)
+            for each in steps[:trained]:
+                await stage.enqueue(each)
+            await stage.seen("micro-step.done", trained)
+            if trained == len(steps):
+                await close()
+                with pytest.raises(TrainerError, match="ends here"):
+                    await first
+    async with running(stage):
+        await stage.seen("micro-step.released", trained)
+        if trained < len(steps):
+            await stage.enqueue(steps[2])
+            await close()
         broken = (await stage.seen("batch.stepped")).data
     whole = stage.build(stage.context())
     whole.begin_batch()
@@ -211,3 +226,35 @@ async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the
     assert broken.loss == pytest.approx(result.loss, rel=1e-6)
     assert broken.grad_norm == pytest.approx(result.grad_norm, rel=1e-6)
     assert broken.micro_steps == 3
+
+
+async def test_what_follows_from_a_fact_may_arrive_before_its_acknowledgement(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say, opened = Context.say, asyncio.Event()
+
+    async def late(context: Context, kind: str, *args: Any, **options: Any) -> int:
+        seq = await say(context, kind, *args, **options)
+        if kind == "batch.stepped" and not opened.is_set():
+            await stage.open_batch(2, version=1, final=True)
+            # Long enough for the log's reader: the acknowledgement comes when LOG holds the next batch.
+            await asyncio.wait_for(opened.wait(), 10)
+        return seq
+
+    monkeypatch.setattr(Context, "say", late)
+    folded = BatchView.fold
+
+    def fold(view: BatchView, event: Event) -> None:
+        folded(view, event)
+        if event.kind == "batch.opened" and event.entity == "b-000002":
+            opened.set()
+
+    monkeypatch.setattr(BatchView, "fold", fold)
+    async with running(stage):
+        await stage.enter_training()
+        await stage.open_batch(1, version=0, final=False)
+        for index, batch in enumerate(("b-000001", "b-000002"), start=1):
+            for each in micro_steps(batch, 1):
+                await stage.enqueue(each)
+            await stage.say("packer", "batch.stream-closed", batch, e.BatchStreamClosed(micro_steps=1, groups=[]))
+            assert (await stage.seen("batch.stepped", version=index)).data.micro_steps == 1
