@@ -63,13 +63,15 @@ class Watch:
     phi=st.sampled_from([0.0, 0.5, 1.5]),
     rho=st.sampled_from([0.5, 1.0]),
     fail=st.sampled_from([0.0, 0.2]),
+    trainable=st.integers(1, 4),
 )
 def test_every_run_ends_and_keeps_the_invariants(
-    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float
+    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float, trainable: int
 ) -> None:
     config = small_config(
         cells__capacity=capacity,
         cells__count=cells,
+        cells__trainable=min(trainable, cells),
         scheduler__mu=mu,
         scheduler__phi=phi,
         scheduler__rho_min=rho,
@@ -83,6 +85,28 @@ def test_every_run_ends_and_keeps_the_invariants(
     assert max(Counter(d.entity for d in consumed).values()) == 1
     per_batch = Counter(d.data.batch for d in consumed)
     assert set(per_batch.values()) == {config.scheduler.B}
+    assert len(world.joined) == config.steps
+    for _, members in world.joined:
+        assert members == [f"cell-{index}" for index in range(len(members))]
+
+
+def test_satellites_join_batches_in_flight_and_all_return() -> None:
+    """With room to spare and every group at hand, the prefix grows inside a batch and is sent back after the burst."""
+    config = small_config(
+        steps=24, cells__count=4, cells__capacity=40, cells__trainable=3, scheduler__phi=0.0, scheduler__tau_s=0.1
+    )
+    world = World(config, seed=11)
+    Watch(world)
+    world.run()
+    sizes = [len(members) for _, members in world.joined]
+    assert max(sizes) > 1
+    opened = {batch: len(data.members) for batch, data in world.opened.items()}
+    assert any(len(members) > opened[batch] for batch, members in world.joined), "somebody joined in flight"
+    decided = [d for d in world.decisions if d.kind == "cell.role-transition" and d.data.phase == "decided"]
+    away = Counter(d.entity for d in decided if d.data.target == "train")
+    back = Counter(d.entity for d in decided if d.data.target == "rollout")
+    for name, count in away.items():
+        assert count - back[name] in (0, 1), "whoever left came back, but for the end of the run"
 
 
 @settings(max_examples=20, deadline=None)

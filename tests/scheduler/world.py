@@ -55,6 +55,9 @@ class World:
         self.batch: tuple[str, e.BatchOpened] | None = None
         self.claimed: list[str] = []
         self.final: set[str] = set()
+        self.opened: dict[str, e.BatchOpened] = {}
+        self.joined: list[tuple[str, list[str]]] = []
+        """Batch and the members that its join window closed with."""
         self.finished = False
 
     @property
@@ -108,8 +111,11 @@ class World:
         """Let somebody speak; False when nobody has anything to say and no timer is due."""
         timers = self.driver.decider.timers(self.state)
         choices = len(self.pending) + (1 if timers else 0)
-        if self.finished or not choices:
+        if self.finished or (not choices and not self._can_pack()):
             return False
+        if not choices:
+            self._pack()
+            return True
         pick = self.rng.randrange(choices)
         if pick < len(self.pending):
             owner, kind, entity, data = self.pending.pop(pick)
@@ -153,8 +159,29 @@ class World:
             )
         elif decision.kind == "batch.opened":
             self.batch, self.claimed = (decision.entity, data), []
+            self.opened[decision.entity] = data
             if data.final:
                 self.final.add(decision.entity)
+        elif decision.kind == "batch.join-closed":
+            opened = self.opened[decision.entity]
+            stepped = e.BatchStepped(
+                step=opened.step,
+                version=opened.version + 1,
+                members=data.members,
+                loss=0.0,
+                grad_norm=0.0,
+                lr=0.0,
+                micro_steps=1,
+                tokens=1,
+                targets=1,
+                executions=1,
+                masked=0,
+                reward=0.0,
+                gap=GapStats(),
+                seconds=0.1,
+            )
+            self.joined.append((decision.entity, data.members))
+            self.pending.append(("trainer", "batch.stepped", decision.entity, stepped))
         elif decision.kind == "run.finished":
             self.finished = True
 
@@ -185,35 +212,35 @@ class World:
             self.pending.append(("trainer", "weights.exposed", "cell-0", exposed))
         elif kind == "weights.exposed":
             for name, cell in self.state.cells.items():
-                if cell.place == "serving":
+                if cell.place in ("serving", "returning"):
                     published = e.WeightsPublished(version=data.version, bytes=1, seconds=0.1, transport="test")
                     self.pending.append(("rollout", "weights.published", name, published))
 
+    def _can_pack(self) -> bool:
+        return self.batch is not None and bool(self.ready) and len(self.claimed) < self.batch[1].groups
+
     def _pack(self) -> None:
-        """The packer claims what is ready, and the trainer steps when it has B groups."""
-        if self.batch is None:
-            return
-        name, data = self.batch
-        while self.ready and len(self.claimed) < data.groups:
+        """The packer claims what is ready, one group at a time, when it likes."""
+        if self.batch is not None and self._can_pack() and self.rng.random() < 0.3:
+            name, data = self.batch
             self.ready.sort(key=lambda each: (self.state.groups[each].version, each))
             group = self.ready.pop(0)
             self.claimed.append(group)
             self.say("packer", "group.claimed", group, e.GroupClaimed(batch=name))
-            if len(self.claimed) == data.groups:
-                stepped = e.BatchStepped(
-                    step=data.step,
-                    version=data.version + 1,
-                    members=data.members,
-                    loss=0.0,
-                    grad_norm=0.0,
-                    lr=0.0,
-                    micro_steps=1,
-                    tokens=1,
-                    targets=1,
-                    executions=1,
-                    masked=0,
-                    reward=0.0,
-                    gap=GapStats(),
-                    seconds=0.1,
-                )
-                self.pending.append(("trainer", "batch.stepped", name, stepped))
+            index = len(self.claimed)
+            micro_step = f"m-{name[2:]}.{index:03d}"
+            done = e.MicroStepDone(
+                batch=name,
+                cell="cell-0",
+                loss=0.0,
+                tokens=1,
+                targets=1,
+                executions=1,
+                masked=0,
+                gap=GapStats(),
+                seconds=0.1,
+            )
+            self.pending.append(("trainer", "micro-step.done", micro_step, done))
+            if index == data.groups:
+                closed = e.BatchStreamClosed(micro_steps=index, groups=list(self.claimed))
+                self.pending.append(("packer", "batch.stream-closed", name, closed))

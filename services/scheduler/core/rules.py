@@ -4,10 +4,12 @@ Order of `standing`, the rules that are looked at after every event:
 1. complete a role transition whose last phase was reported;
 2. consume the groups of a batch that was stepped;
 3. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
-4. open the next batch when the core trains and none is open;
-5. replace discarded groups without which the burst cannot finish;
-6. place executions (start rule);
-7. watch the supply and let the next cell join training (2).
+4. send back the next cell of a burst that ended, the highest index first;
+5. open the next batch when the core trains and none is open;
+6. close the join window when everything is trained and nobody is on the way;
+7. replace discarded groups without which the burst cannot finish;
+8. place executions (start rule);
+9. watch the supply and let the next cell join training (2).
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from services.scheduler.core import equations as eq
 from services.scheduler.core.state import (
     Cell,
     State,
+    members,
     moving,
     next_to_train,
     served_capacity,
     serving,
     supply_check,
-    training,
 )
 
 Decisions = Iterator[Decision]
@@ -48,7 +50,9 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from end_burst(state)
     if state.finished:
         return
+    yield from send_back(state)
     yield from open_batch(state)
+    yield from close_join(state)
     yield from refill(state)
     yield from place(state)
     yield from join_training(state, now_us)
@@ -105,18 +109,22 @@ def end_burst(state: State) -> Decisions:
             kind="run.finished", entity=state.run, data=e.RunFinished(steps=state.rules.steps, reason="steps_done")
         )
         return
-    # Satellites return whatever (3) says; the core last, so that the prefix stays a prefix at every moment.
-    for name in reversed(training(state)):
-        if name != ids.cell_id(0) or not stays:
-            yield _transition(name, state.cells[name], "decided", to="rollout", reason=reason)
     yield from _open_burst(state)
     yield from _dispatch(state, s.mu * s.B, "boundary")
     yield from _dispatch(state, state.owed, "replacement")
 
 
+def send_back(state: State) -> Decisions:
+    """The cells of a burst that ended return one at a time; the core last, so that the others stay a prefix."""
+    if not state.recall or moving(state):
+        return
+    name = state.recall[-1]
+    yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
+
+
 def open_batch(state: State) -> Decisions:
     burst = state.burst
-    if burst is None or burst.done == burst.steps or state.batch is not None or ids.cell_id(0) not in training(state):
+    if burst is None or burst.done == burst.steps or state.batch is not None or ids.cell_id(0) not in members(state):
         return
     index = state.batches + 1
     yield Decision(
@@ -128,8 +136,23 @@ def open_batch(state: State) -> Decisions:
             burst=burst.id,
             final=burst.done + 1 == burst.steps,
             groups=state.rules.scheduler.B,
-            members=training(state),
+            members=members(state),
         ),
+    )
+
+
+def close_join(state: State) -> Decisions:
+    """The update follows: the stream is closed, every micro-step is done, and no cell is on its way into training."""
+    batch = state.batch
+    if batch is None or batch.join_closed or batch.micro_steps < 0 or len(batch.done) < batch.micro_steps:
+        return
+    if any(cell.place == "leaving" for _, cell in moving(state)):
+        return
+    joined = members(state)
+    yield Decision(
+        kind="batch.join-closed",
+        entity=batch.id,
+        data=e.BatchJoinClosed(members=joined, epochs=[state.cells[name].epoch for name in joined]),
     )
 
 
@@ -174,7 +197,7 @@ def place(state: State) -> Decisions:
 def join_training(state: State, now_us: int) -> Decisions:
     """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time."""
     name = next_to_train(state)
-    if name is None or moving(state) or state.burst is None or state.burst.done == state.burst.steps:
+    if name is None or moving(state) or state.recall or state.burst is None or state.burst.done == state.burst.steps:
         return
     supply = supply_check(state)
     if not supply.holds:

@@ -60,6 +60,11 @@ class Batch(msgspec.Struct, kw_only=True):
     groups: list[str] = []
     """Claimed and not yet consumed."""
     claimed: int = 0
+    micro_steps: int = -1
+    """How many there are, known once the stream is closed."""
+    done: list[str] = []
+    """Micro-steps whose gradient some member holds."""
+    join_closed: bool = False
     stepped: bool = False
 
 
@@ -90,6 +95,10 @@ class State(msgspec.Struct, kw_only=True):
     """Version that every serving engine had at the last publication."""
     publishing: int = -1
     """Version exposed for publication and not yet served everywhere; -1 when there is none."""
+    recall: list[str] = []
+    """Training cells of the burst that ended, still to be sent back to rollout; highest index last."""
+    recall_reason: list[Check] = []
+    """The checks of (3) as they stood when the burst ended."""
     timers: int = 0
     supply_timer: str = ""
     """Armed timer of the supply check; empty when the check does not hold or held for tau."""
@@ -128,6 +137,11 @@ def served_capacity(state: State) -> int:
     """C_R by equation (1); cells that have not joined serve nobody."""
     K = state.rules.cells.count
     return eq.capacity(C_s=0, K=K, k=K - len(serving(state)), C_e=state.rules.cells.capacity)
+
+
+def members(state: State) -> list[str]:
+    """Cells that train the batch in hand or the next one: a prefix, the core first."""
+    return [name for name in training(state) if name not in state.recall]
 
 
 def ready_unclaimed(state: State) -> list[str]:
@@ -196,13 +210,15 @@ def _role_transition(state: State, event: Event) -> None:
     if data.phase == "decided":
         cell.place = "leaving" if data.target == "train" else "returning"
         cell.epoch, cell.arrived = data.epoch, False
+        if event.entity in state.recall:
+            state.recall.remove(event.entity)
         _reset_supply(state)
     elif data.epoch != cell.epoch:
         return
     elif data.phase == "acquired":
         cell.arrived = cell.place in ("leaving", "returning")
         if data.target == "rollout":
-            cell.version = data.version
+            cell.version = max(cell.version, data.version)
     elif data.phase == "completed":
         cell.place = "training" if data.target == "train" else "serving"
         cell.arrived = False
@@ -218,6 +234,9 @@ def _burst_opened(state: State, event: Event) -> None:
 def _burst_ended(state: State, event: Event) -> None:
     data: e.BurstEnded = event.data
     state.burst, state.publishing, state.published = None, -1, data.version
+    state.recall_reason = list(data.reason)
+    # Satellites return whatever (3) says.
+    state.recall = [name for name in training(state) if state.cells[name].index > 0 or not data.core_stays]
 
 
 def _group_dispatched(state: State, event: Event) -> None:
@@ -323,6 +342,31 @@ def _batch_opened(state: State, event: Event) -> None:
     _reset_supply(state)
 
 
+def _stream_closed(state: State, event: Event) -> None:
+    data: e.BatchStreamClosed = event.data
+    if state.batch is not None and state.batch.id == event.entity:
+        state.batch.micro_steps = data.micro_steps
+
+
+def _micro_step_done(state: State, event: Event) -> None:
+    data: e.MicroStepDone = event.data
+    batch = state.batch
+    if batch is not None and batch.id == data.batch and event.entity not in batch.done:
+        batch.done.append(event.entity)
+
+
+def _micro_step_released(state: State, event: Event) -> None:
+    data: e.MicroStepReleased = event.data
+    batch = state.batch
+    if batch is not None and batch.id == data.batch and event.entity in batch.done:
+        batch.done.remove(event.entity)
+
+
+def _join_closed(state: State, event: Event) -> None:
+    assert state.batch is not None
+    state.batch.join_closed = True
+
+
 def _batch_stepped(state: State, event: Event) -> None:
     data: e.BatchStepped = event.data
     if state.batch is None or state.batch.id != event.entity or state.batch.stepped or state.burst is None:
@@ -374,6 +418,10 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "execution.finished": _execution_finished,
     "route.moved": _route_moved,
     "batch.opened": _batch_opened,
+    "batch.stream-closed": _stream_closed,
+    "batch.join-closed": _join_closed,
+    "micro-step.done": _micro_step_done,
+    "micro-step.released": _micro_step_released,
     "batch.stepped": _batch_stepped,
     "weights.exposed": _weights_exposed,
     "weights.published": _weights_published,
