@@ -172,6 +172,31 @@ def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False
 
 
 @app.command
+def bench(
+    name: str,
+    *,
+    file: Path = Path("examples/quickstart.toml"),
+    seed: Annotated[list[int] | None, Flag] = None,
+    state: State = STATE,
+    json: Json = False,
+) -> int:
+    """Measure what the project promises, and prove the logs of the runs.
+
+    Parameters
+    ----------
+    name
+        quickstart: three seeds and a run that learns nothing.
+    file
+        The configuration that is run.
+    seed
+        A seed to run; may be given again. 0, 1 and 2 when left out.
+    """
+    from services.cli.bench_command import bench_command
+
+    return bench_command(name, file=file, seeds=seed or [0, 1, 2], state=state, json=json)
+
+
+@app.command
 def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> int:
     """Print the table of event kinds; with --json, the JSON schema of their data.
 

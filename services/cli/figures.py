@@ -39,6 +39,7 @@ _OPS: dict[str, Callable[[float, float], bool]] = {
     ">=": lambda value, bound: value >= bound,
     "==": lambda value, bound: value == bound,
     "<": lambda value, bound: value < bound,
+    "abs <": lambda value, bound: abs(value) < bound,
 }
 
 
@@ -89,6 +90,8 @@ def targets(progress: Progress) -> list[Target]:
     if config.name == QUICKSTART:
         if config.trainer.lr > LEARNING_LR and config.steps >= LEARNING_STEPS:
             wanted.append(Target(name="reward_gain", op=">=", bound=0.2))
+        if config.trainer.lr == 0 and config.steps >= LEARNING_STEPS:
+            wanted.append(Target(name="reward_gain", op="abs <", bound=0.05))
         wanted.append(Target(name="peak_rss_gb", op="<", bound=8))
         wanted.append(Target(name="seconds", op="<", bound=900))
     return wanted
