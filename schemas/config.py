@@ -8,6 +8,7 @@ key is a ConfigError that names the nearest known one.
 from __future__ import annotations
 
 import difflib
+import sys
 import tomllib
 import types
 import typing
@@ -101,6 +102,8 @@ class Rollout(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_tokens: int = 65536
     """Size of the KV cache in tokens."""
     threads: int = 1
+    drain_s: float = 5.0
+    """Seconds that a cell which leaves for training waits for its calls to move; then it aborts them itself."""
     transport: Literal["auto", "mooncake", "shared-memory"] = "auto"
     """How weights travel; `auto` prefers the Mooncake Transfer Engine and says which it took."""
 
@@ -181,6 +184,8 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         tree = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML configuration") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), remedy="check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="correct the line named") from None
     for override in overrides or []:
@@ -205,23 +210,15 @@ def validate(config: Config, *, where: str) -> None:
     def refuse(what: str, remedy: str) -> None:
         raise ConfigError(what, where=where, remedy=remedy)
 
-    for key, value in (
-        ("steps", config.steps),
-        ("scheduler.B", s.B),
-        ("scheduler.mu", s.mu),
-        ("cells.count", cells.count),
-        ("cells.capacity", cells.capacity),
-        ("trajectories.J_max", config.trajectories.J_max),
-        ("packer.T", config.packer.T),
-        ("packer.ahead", config.packer.ahead),
-        ("packer.reorder_groups", config.packer.reorder_groups),
-        ("evaluator.workers", config.evaluator.workers),
-    ):
-        if value < 1:
-            refuse(f"{key} = {value}, but it must be at least 1", f"set {key} to 1 or more")
+    for key, (low, high) in _BOUNDS.items():
+        section, _, field = key.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, field)
+        # Written so that a NaN is outside of everything.
+        if not low <= value <= high:
+            refuse(f"{key} = {value} is not in {low:g}..{high:g}", f"set {key} to a value between them")
     if s.N < 2:
         refuse(f"scheduler.N = {s.N}, but a group-relative advantage needs at least 2", "set scheduler.N to 2 or more")
-    if s.phi < 0 or abs(s.phi * s.B - round(s.phi * s.B)) > 1e-9:
+    if abs(s.phi * s.B - round(s.phi * s.B)) > 1e-9:
         refuse(
             f"scheduler.phi * scheduler.B = {s.phi} * {s.B} is not a whole number of groups",
             "choose phi so that phi * B is an integer",
@@ -230,8 +227,6 @@ def validate(config: Config, *, where: str) -> None:
         refuse(f"steps = {config.steps} is not a multiple of scheduler.mu = {s.mu}", "train whole bursts")
     if not 0 < s.rho_min <= 1:
         refuse(f"scheduler.rho_min = {s.rho_min} is not in (0, 1]", "it is a share of B")
-    if s.tau_s < 0:
-        refuse(f"scheduler.tau_s = {s.tau_s} is negative", "set scheduler.tau_s to 0 or more")
     if cells.count < 2:
         refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more")
     if not 1 <= cells.trainable <= cells.count:
@@ -240,12 +235,69 @@ def validate(config: Config, *, where: str) -> None:
         refuse(f"proxy.temperature = {config.proxy.temperature}", "behaviour probabilities need a temperature above 0")
     if not 0 < config.proxy.ping_s <= 15:
         refuse(f"proxy.ping_s = {config.proxy.ping_s}", "harnesses give up on silence: choose at most 15")
-    if not config.harness.command:
+    if not config.harness.command or not config.harness.command[0]:
         refuse("harness.command is empty", "name the program of the harness")
+    if not config.name:
+        refuse("name is empty", "give the run's configuration a name")
+    if config.rollout.kv_tokens < config.rollout.context_length:
+        refuse(
+            f"rollout.kv_tokens = {config.rollout.kv_tokens} is below "
+            f"rollout.context_length = {config.rollout.context_length}",
+            "one answer of full length must fit into the KV cache",
+        )
+    if config.bus.url and not config.bus.url.startswith(("nats://", "tls://", "ws://", "wss://")):
+        refuse(f"bus.url = {config.bus.url!r} is no address", "write nats://HOST:PORT, or leave it empty")
+    if not all(0 <= beta < 1 for beta in config.trainer.betas):
+        refuse(f"trainer.betas = {list(config.trainer.betas)} are not in [0, 1)", "they are decay rates of averages")
     if config.harness.overall_timeout_s < config.harness.timeout_s:
         refuse("harness.overall_timeout_s is below harness.timeout_s", "the overall budget includes the harness's")
     if not config.trainer.clip_low <= 1 <= config.trainer.clip_high:
         refuse("trainer.clip_low <= 1 <= trainer.clip_high does not hold", "the interval is around a ratio of 1")
+
+
+_COUNT = (1, 2**31 - 1)
+_PORT = (0, 2**16 - 1)
+_NOT_NEGATIVE = (0.0, sys.float_info.max)
+_PERIOD = (1e-3, 1e9)
+"""Seconds that must pass; the upper end keeps sums in microseconds whole."""
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "steps": _COUNT,
+    "cells.count": _COUNT,
+    "cells.capacity": _COUNT,
+    "scheduler.N": _COUNT,
+    "scheduler.B": _COUNT,
+    "scheduler.mu": _COUNT,
+    "scheduler.phi": (0, 2**31 - 1),
+    "scheduler.tau_s": (0, 1e9),
+    "harness.timeout_s": _PERIOD,
+    "harness.overall_timeout_s": _PERIOD,
+    "proxy.port": _PORT,
+    "proxy.temperature": (0, 1e6),
+    "proxy.max_new_tokens": _COUNT,
+    "proxy.grace_s": (0, 1e9),
+    "rollout.context_length": _COUNT,
+    "rollout.kv_tokens": _COUNT,
+    "rollout.threads": _COUNT,
+    "rollout.drain_s": (0, 1e9),
+    "evaluator.workers": _COUNT,
+    "evaluator.timeout_s": _PERIOD,
+    "trajectories.J_max": _COUNT,
+    "packer.T": _COUNT,
+    "packer.reorder_groups": _COUNT,
+    "packer.ahead": _COUNT,
+    "trainer.lr": _NOT_NEGATIVE,
+    "trainer.weight_decay": _NOT_NEGATIVE,
+    "trainer.grad_clip": _NOT_NEGATIVE,
+    "trainer.ratio_cap": _NOT_NEGATIVE,
+    "trainer.loss_cap": _NOT_NEGATIVE,
+    "trainer.clip_low": _NOT_NEGATIVE,
+    "trainer.clip_high": _NOT_NEGATIVE,
+    "trainer.threads": _COUNT,
+    "trainer.keep_checkpoints": _COUNT,
+    "bus.port": _PORT,
+}
+"""Least and greatest value of every number."""
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -268,7 +320,8 @@ def _refuse_unknown(tree: dict[str, Any], kind: type, where: str, prefix: str) -
     hints = typing.get_type_hints(kind)
     for key, value in tree.items():
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
+            alike = [known for known in hints if known.lower() == key.lower()]
+            near = alike or difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
             remedy = f"did you mean {prefix + near[0] if near[0] in hints else near[0]!r}?" if near else f"known here: {', '.join(hints)}"
             raise ConfigError(f"unknown key {prefix + key!r}", where=where, remedy=remedy)
         for inner in _structs(hints[key]):

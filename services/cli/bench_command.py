@@ -70,7 +70,7 @@ def bench_command(name: str, *, file: Path, seeds: list[int], state: Path, json:
             }
         )
         return 0 if ok else 1
-    rows = [("", *SHOWN, "log proven", "ok")]
+    rows: list[tuple[str, ...]] = [("", *SHOWN, "log proven", "ok")]
     for run in runs:
         numbers = [_text(run.figures.get(key)) for key in SHOWN]
         proven = "yes" if run.checked and run.replayed else "no"

@@ -1,14 +1,16 @@
 """The life of one model call, from its place in the tree to its stored record.
 
     generating ──answer──> storing ──stored──> done (node)        clients may come and go all the while
+      │  ├ route moved: abort at the source, go on at the target from what was sampled
       │  ├ 409: wait for the route to change, go on
-      │  ├ connection lost: again under a new rid, a bounded number of times
+      │  ├ connection lost: again under a new rid from what is known, a bounded number of times in a row
       │  └ aborted by the engine: go on from what was sampled
       └──stopped (seal, grace over): abort by exact rid ──> done (refused)
 
 Invariants
 - a client sees an answer only when its record is stored; the same request in flight twice is one call;
 - what an engine sampled is kept: a resumed answer is the concatenation of its parts, with a version for each span;
+- every part is asked for under a rid of its own, from which engines draw: no stream of random numbers is used twice;
 - once storing has begun a call ends with its record, whoever wants it stopped.
 """
 
@@ -28,9 +30,11 @@ from services.proxy.routes import Route, Routes
 from services.proxy.tree import Node, Place
 
 LOST_TRIES = 6
-"""Calls of an engine that may be lost before the harness is told to come back."""
+"""Calls of an engine that may be lost in a row, without a token, before the harness is told to come back."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+LEAVE_S = 10.0
+"""Seconds that a source has to give up a call that moves; then the call starts at the target from what is known."""
 ROUTE_S = 30.0
 """Seconds for which a call waits until its execution has an engine with an address."""
 
@@ -150,6 +154,7 @@ class Flight:
         lost = 0
         while True:
             route = await self._route()
+            failure = None
             try:
                 part = await self._ask(route, sampled)
             except StaleEpoch:
@@ -158,24 +163,33 @@ class Flight:
                 continue
             except EngineLost as error:
                 self.alive = False
-                lost += 1
-                if lost >= LOST_TRIES:
-                    raise
-                log.warning("engine lost", execution=self.execution, what=str(error), lost=lost)
-                pause = min(FIRST_PAUSE_S * 2 ** (lost - 1), LONGEST_PAUSE_S)
-                await self._routes.wait_for_change(self.execution, route, pause)
+                failure = error
+            else:
+                sampled.extend(part)
+                if self._complete(sampled):
+                    return sampled
+                if not part.ids:
+                    failure = EngineLost("the engine aborts the call again and again", where=route.cell)
+            # What happens to a call at a cell that it leaves says nothing about the next one.
+            if self._routes.of(self.execution) != route:
+                lost = 0
                 continue
-            sampled.extend(part)
-            if part.finish != "abort":
-                return sampled
-            if len(sampled.ids) >= self.prompt.max_new_tokens:
-                sampled.finish = "length"
-                return sampled
-            if not part.ids:
-                lost += 1
+            lost = lost + 1 if failure else 0
+            if failure:
+                log.warning("engine lost", execution=self.execution, what=str(failure), lost=lost)
                 if lost >= LOST_TRIES:
-                    raise EngineLost("the engine aborts the call again and again", where=route.cell)
-            await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S)
+                    raise failure
+            pause = min(FIRST_PAUSE_S * 2 ** max(0, lost - 1), LONGEST_PAUSE_S)
+            await self._routes.wait_for_change(self.execution, route, pause)
+
+    def _complete(self, sampled: Sampled) -> bool:
+        """Whether nothing is left to sample; an abort that came after the last token has changed nothing."""
+        if sampled.finish == "abort":
+            if sampled.ids and sampled.ids[-1] in self._stop_ids:
+                sampled.finish = "stop"
+            elif len(sampled.ids) >= self.prompt.max_new_tokens:
+                sampled.finish = "length"
+        return sampled.finish != "abort"
 
     async def _route(self) -> Route:
         try:
@@ -188,24 +202,51 @@ class Flight:
         return route
 
     async def _ask(self, route: Route, sampled: Sampled) -> Sampled:
+        """What the engine of `route` adds to `sampled`; if the route moves meanwhile, what it had added by then."""
         self._tries += 1
         # Of one length, because SGLang aborts by prefix; a new one each time, because it refuses a live one twice.
         rid = hashlib.blake2b(f"{self._rid_seed}/{self._tries}".encode(), digest_size=16).hexdigest()
         self.alive, self.cell, self._at_engine = True, route.cell, (route, rid)
-        part = await self._engines.generate(
-            route,
-            rid=rid,
-            input_ids=self.prompt.ids + sampled.ids,
-            temperature=self.prompt.temperature,
-            max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
-            stop_ids=self._stop_ids,
+        answer = asyncio.create_task(
+            self._engines.generate(
+                route,
+                rid=rid,
+                input_ids=self.prompt.ids + sampled.ids,
+                temperature=self.prompt.temperature,
+                max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
+                stop_ids=self._stop_ids,
+            )
         )
+        moved = asyncio.create_task(self._routes.wait_for_move(self.execution, route))
+        try:
+            await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                log.info("call moves", execution=self.execution, source=route.cell, target=moved.result().cell)
+                await self._leave(route, rid, answer)
+            part = answer.result()
+        finally:
+            answer.cancel()
+            moved.cancel()
+            await asyncio.gather(answer, moved, return_exceptions=True)
         self._at_engine = None
         if part.finish == "stop" and (not part.ids or part.ids[-1] not in self._stop_ids):
             raise EngineError(
                 "stopped without a stop token", where=route.cell, remedy="the stop token must be returned"
             )
         return part
+
+    async def _leave(self, route: Route, rid: str, answer: asyncio.Task[Sampled]) -> None:
+        """Abort at the source until the answer is there. Raises EngineLost where the source doesn't let go."""
+        pause = FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                # Again and again: an abort that overtakes its call finds nothing.
+                while not answer.done():
+                    await self._abort()
+                    await asyncio.wait({answer}, timeout=pause)
+                    pause = min(pause * 2, LONGEST_PAUSE_S)
+        except TimeoutError:
+            raise EngineLost(f"rid {rid} was not let go within {LEAVE_S:g} s", where=route.cell) from None
 
     async def _abort(self) -> None:
         if self._at_engine is None:

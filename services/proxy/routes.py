@@ -18,12 +18,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routes:
-    """Fed with every event of LOG in order (`apply`); `changed` wakes those who wait for another route."""
+    """Fed with every event of LOG in order (`apply`), which wakes those whom it concerns: every call in flight waits."""
 
     def __init__(self) -> None:
         self._routes: dict[str, tuple[int, str, int]] = {}
         self._urls: dict[str, str] = {}
-        self._news = asyncio.Event()
+        self._news: dict[str, asyncio.Event] = {}
+        """Of the executions for which somebody waits."""
 
     def __repr__(self) -> str:
         return f"<Routes [{len(self._routes)} executions, {len(self._urls)} cells]>"
@@ -39,12 +40,15 @@ class Routes:
                 self._routes.pop(event.entity, None)
             case "cell.joined":
                 self._urls[event.entity] = event.data.url
+                self._tell(list(self._news))
+                return
             case "cell.lost":
                 self._urls.pop(event.entity, None)
+                self._tell(list(self._news))
+                return
             case _:
                 return
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        self._tell([event.entity])
 
     def of(self, execution: str) -> Route | None:
         """None while the execution isn't placed."""
@@ -56,7 +60,7 @@ class Routes:
     async def wait_for_route(self, execution: str, attempt: int) -> Route:
         """The route of this attempt, once it is placed and its cell's address is known."""
         while (route := self.of(execution)) is None or route.attempt < attempt or not route.url:
-            await self._news.wait()
+            await self._next(execution)
         return route
 
     async def wait_for_change(self, execution: str, seen: Route, timeout_s: float) -> bool:
@@ -64,7 +68,21 @@ class Routes:
         try:
             async with asyncio.timeout(timeout_s):
                 while self.of(execution) == seen:
-                    await self._news.wait()
+                    await self._next(execution)
         except TimeoutError:
             return False
         return True
+
+    async def wait_for_move(self, execution: str, seen: Route) -> Route:
+        """Where the calls of this attempt go instead of `seen`. An execution that ends or starts again doesn't move."""
+        while (route := self.of(execution)) is None or route.attempt != seen.attempt or route == seen:
+            await self._next(execution)
+        return route
+
+    async def _next(self, execution: str) -> None:
+        await self._news.setdefault(execution, asyncio.Event()).wait()
+
+    def _tell(self, executions: list[str]) -> None:
+        for execution in executions:
+            if news := self._news.pop(execution, None):
+                news.set()

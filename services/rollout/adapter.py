@@ -44,11 +44,14 @@ class EngineAdapter(Protocol):
 
     async def abort(self, body: bytes) -> tuple[int, bytes]: ...
 
+    async def abort_all(self) -> None:
+        """End every request that the engine has by now; each is answered with what was sampled."""
+
     async def pull_weights(self, address: dict[str, Any], version: int) -> None:
         """Weights of `version` are served when this returns; running requests go on with fresh KV."""
 
     async def release_memory(self) -> None:
-        """Give weights and KV memory back. No request may be running."""
+        """Give weights and KV memory back. Requests whose callers have gone may still be running: they are ended."""
 
     async def resume_memory(self) -> None:
         """Take the memory again; weights must be pulled before anything is generated."""
@@ -142,14 +145,20 @@ class ReferenceAdapter:
     async def abort(self, body: bytes) -> tuple[int, bytes]:
         return await self._post("/abort_request", body)
 
+    async def abort_all(self) -> None:
+        await self._control("/abort_request", {"abort_all": True})
+
     async def pull_weights(self, address: dict[str, Any], version: int) -> None:
         await self._control("/update_weights_from_transfer", {"address": address, "weight_version": str(version)})
 
     async def release_memory(self) -> None:
+        # A caller's leaving reaches the engine in its own time; a paused engine takes nothing up meanwhile.
+        await self._control("/pause_generation", {"mode": "abort"})
         await self._control("/release_memory_occupation", {"tags": None})
 
     async def resume_memory(self) -> None:
         await self._control("/resume_memory_occupation", {"tags": None})
+        await self._control("/continue_generation", {})
 
     async def _post(self, route: str, body: bytes) -> tuple[int, bytes]:
         assert self._http is not None

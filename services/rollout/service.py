@@ -1,8 +1,9 @@
 """A cell's rollout side: its engine behind a small gate, its changes of role, and the weights that it pulls.
 
 Invariants: a call is accepted only with the cell's current epoch and only while it serves, so a lagging proxy is
-harmless; the engine serves nobody before it holds the version published last; a call in flight when the cell leaves for
-training finishes first.
+harmless; the engine serves nobody before it holds the version published last; a cell that leaves for training waits a
+bounded time for its calls to move away, then aborts what is left, so nobody can hold it back; an abort is taken at any
+epoch.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from services.rollout.adapter import EngineAdapter, ReferenceAdapter
 from services.rollout.cell_role import CellRole
 
 EPOCH_HEADER = "x-gyre-epoch"
+ABORT_AGAIN_S = 0.5
+"""Seconds between two aborts of all calls that are left."""
 
 
 async def serve(context: Context) -> None:
@@ -109,16 +112,36 @@ class RolloutCell:
             await self._return()
 
     async def _leave(self) -> None:
-        """draining -> drained -> released; what is in flight finishes first."""
+        """draining -> drained -> released; what is in flight moves away first."""
         await self._say_phase("draining", 0.0, target="train")
         start = time.monotonic()
-        await self._idle.wait()
+        await self._drain()
         await self._say_phase("drained", time.monotonic() - start, target="train")
         start = time.monotonic()
         await self._adapter.release_memory()
         self.version = -1
         await self._say_phase("released", time.monotonic() - start, target="train")
         self.role.stand = "training"
+
+    async def _drain(self) -> None:
+        """Until no call is here. The proxies move calls by themselves; this is the bound on how long they may take."""
+        if await self._emptied(self._context.config.rollout.drain_s):
+            return
+        self._context.log.warning("calls that did not move are aborted", calls=self.in_flight)
+        # Again and again: an abort that overtakes its call on the way to the engine finds nothing.
+        while True:
+            await self._adapter.abort_all()
+            if await self._emptied(ABORT_AGAIN_S):
+                return
+
+    async def _emptied(self, seconds: float) -> bool:
+        """Whether no call is left within the time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _return(self) -> None:
         """Memory again, the published weights, then `acquired` with their version."""
@@ -185,6 +208,8 @@ class RolloutCell:
         )
 
     async def _generate(self, request: web.Request) -> web.Response:
+        # Read before the gate: a caller that is slow to send can't hold back a cell that leaves.
+        body = await request.read()
         epoch = request.headers.get(EPOCH_HEADER, "")
         if epoch != str(self.role.epoch) or not self.role.accepting or not self._joined:
             role = self.role
@@ -195,15 +220,12 @@ class RolloutCell:
                 "message": f"{role.cell} is at epoch {role.epoch} ({role.stand}), the call at {epoch or 'none'}",
             }
             return web.json_response({"error": error}, status=409)
-        # Counted before the body is read: a cell that leaves meanwhile waits for this call too.
         self.in_flight += 1
         self._idle.clear()
         try:
-            body = await request.read()
             status, answer = await self._adapter.generate(body)
         except ClientError as error:
-            message = {"type": "engine_unreachable", "message": repr(error)}
-            return web.json_response({"error": message}, status=502)
+            return _unreachable(error)
         finally:
             self.in_flight -= 1
             if self.in_flight == 0:
@@ -211,5 +233,12 @@ class RolloutCell:
         return web.Response(body=answer, status=status, content_type="application/json")
 
     async def _abort(self, request: web.Request) -> web.Response:
-        status, answer = await self._adapter.abort(await request.read())
+        try:
+            status, answer = await self._adapter.abort(await request.read())
+        except ClientError as error:
+            return _unreachable(error)
         return web.Response(body=answer, status=status, content_type="application/json")
+
+
+def _unreachable(error: ClientError) -> web.Response:
+    return web.json_response({"error": {"type": "engine_unreachable", "message": repr(error)}}, status=502)
