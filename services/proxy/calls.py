@@ -246,7 +246,8 @@ class Flight:
                     await asyncio.wait({answer}, timeout=pause)
                     pause = min(pause * 2, LONGEST_PAUSE_S)
         except TimeoutError:
-            raise EngineLost(f"rid {rid} was not let go within {LEAVE_S:g} s", where=route.cell) from None
+            if not answer.done():
+                raise EngineLost(f"rid {rid} was not let go within {LEAVE_S:g} s", where=route.cell) from None
 
     async def _abort(self) -> None:
         if self._at_engine is None:

@@ -65,9 +65,7 @@ class RolloutCell:
         past, position = await context.history()
         for event in past:
             self.role.fold(event)
-        context.health.app.add_routes(
-            [web.post("/generate", self._generate), web.post("/abort_request", self._abort)]
-        )
+        context.health.app.add_routes([web.post("/generate", self._generate), web.post("/abort_request", self._abort)])
         context.health.ready = lambda: "" if self._joined else "the engine is starting"
         context.health.gauge("gyre_calls_in_flight", "Calls at this cell's engine", lambda: self.in_flight)
         context.health.gauge("gyre_engine_version", "Policy version of the engine", lambda: self.version)
