@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from schemas.envelope import Event
+from schemas.errors import ConfigError
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +53,14 @@ Invariant = Callable[[Log], Iterator[Violation]]
 
 
 def check(log: Log, *, only: Sequence[str] = ()) -> Report:
-    """Look at every invariant, or at those named."""
+    """Look at every invariant, or at those named. Raises ConfigError for a name that none has."""
     from replay import invariants_data, invariants_flow
 
-    chosen = {name: each for name, each in (invariants_flow.ALL | invariants_data.ALL).items() if not only or name in only}
+    known = invariants_flow.ALL | invariants_data.ALL
+    for name in only:
+        if name not in known:
+            raise ConfigError(f"no invariant is called {name!r}", remedy=f"choose from {', '.join(known)}")
+    chosen = {name: each for name, each in known.items() if not only or name in only}
     checked: list[Checked] = []
     violations: list[Violation] = []
     for name, invariant in chosen.items():

@@ -91,6 +91,9 @@ class LogWriter:
         self.path = path
         self._body = path.with_name(f".{path.name}.{os.getpid()}.body")
         self._whole = self._body.with_suffix(".whole")
+        if path.exists() and not path.is_file():
+            # A device or a folder would be replaced, not written to.
+            raise GyreError("is there and no file", where=str(path), remedy="name a file, new or to be replaced")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = self._body.open("wb")
@@ -161,9 +164,14 @@ class LogWriter:
 async def export(messages: AsyncIterator[Stored], path: Path) -> Manifest:
     """Write every message of a log that is read from a bus."""
     with LogWriter(path) as writer:
-        async for stored in messages:
-            writer.add(stored)
-        return writer.finish()
+        try:
+            async for stored in messages:
+                writer.add(stored)
+            return writer.finish()
+        except OSError as error:
+            raise GyreError(
+                f"cannot write: {error.strerror}", where=str(path), remedy="free space there, or choose another folder"
+            ) from error
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -22,6 +22,7 @@ from services.cli.logs import read_progress
 from services.cli.places import Places
 from services.mesh.processes import Mesh, Process, is_alive, last_line, read_mesh
 
+UP_LOG = "up.log"
 POLL_S = 0.2
 PROBE_S = 2.0
 DOWN_S = 90.0
@@ -56,13 +57,12 @@ def up(file: Path, places: Places, overrides: list[str], *, tell: Callable[[str]
 
     Raises GyreError with its last words when it ends before that.
     """
-    places.root.mkdir(parents=True, exist_ok=True)
-    log = places.root / "up.log"
+    log = places.root / UP_LOG
     command = [sys.executable, "-m", "services.cli", "run", str(file), "--state", str(places.root)]
     for override in overrides:
         command += ["--set", override]
     began = time.time()
-    with log.open("wb") as out:
+    with places.new_log(UP_LOG) as out:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )

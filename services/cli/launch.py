@@ -101,7 +101,7 @@ async def launch(
             bus = await connect(url, run, name=f"gyre/{run}/operator")
             try:
                 publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-                await _begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
+                began = await _begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
                 supervisor = Supervisor(
                     run=run,
                     folder=folder,
@@ -112,7 +112,7 @@ async def launch(
                 progress = Progress()
                 specs = (plan or _plan(config, places, here))(run, url)
                 try:
-                    await _follow(bus, publisher, supervisor, specs, server, progress, stops, view, settle_s)
+                    await _follow(bus, publisher, began, supervisor, specs, server, progress, stops, view, settle_s)
                 finally:
                     view.note("stopping services")
                     supervisor.rss_bytes()
@@ -142,8 +142,8 @@ async def _bus_server(config: Config, places: Places, view: View) -> AsyncIterat
         await server.stop_async()
 
 
-async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> None:
-    """Folder, secret, streams, and the event that begins the run: all or nothing."""
+async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> int:
+    """Folder, secret, streams, and the event that begins the run: all or nothing. Returns that event's sequence."""
     try:
         folder.mkdir(parents=True)
         descriptor = os.open(folder / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -151,7 +151,7 @@ async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus
             secret.write(secrets.token_bytes(SECRET_BYTES))
         await bus.open_run()
         started = RunStarted(seed=config.seed, config=config, tasks=tasks, code=code_identity())
-        await publisher.say("run.started", publisher.run, started, id=f"{publisher.run}.started")
+        return await publisher.say("run.started", publisher.run, started, id=f"{publisher.run}.started")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -160,6 +160,7 @@ async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus
 async def _follow(
     bus: Bus,
     publisher: Publisher,
+    began: int,
     supervisor: Supervisor,
     specs: list[Spec],
     server: NatsServer | None,
@@ -179,9 +180,10 @@ async def _follow(
         if not progress.finished:
             view.note("asked to stop" if asked in done else "something keeps failing: stopping")
             finished = RunFinished(steps=len(progress.steps), reason="stopped")
-            # The scheduler may have said it in this very moment.
+            # The scheduler may have said it in this very moment: ours counts only where nothing but the beginning was said.
+            untold = (streams.aggregate_filter(publisher.run, "run", publisher.run), began)
             with contextlib.suppress(Conflict):
-                await publisher.say("run.finished", "run", finished, id=f"{publisher.run}.stopped")
+                await publisher.say("run.finished", publisher.run, finished, id=f"{publisher.run}.stopped", claim=untold)
         for task in done:
             task.result()
         if not reader.done():

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -67,35 +68,52 @@ class Places:
         """Who holds the folder now."""
         try:
             held = msgspec.json.decode((self.root / "lock").read_bytes(), type=Holder)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
         return held if is_alive(held.pid, held.created) else None
 
-    @contextmanager
-    def hold(self, what: str) -> Iterator[None]:
-        """The folder for us alone. Raises EnvironmentMissing that names who has it."""
-        import psutil
-
-        try:
+    def new_log(self, name: str) -> IO[bytes]:
+        """A fresh log in the folder, open for writing. Raises EnvironmentMissing when the folder cannot be used, or is:
+        who uses it may write there."""
+        holder = self.holder()
+        if holder is not None:
+            raise self._taken(holder)
+        with self._usable():
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            return (self.root / name).open("wb")
+
+    def _taken(self, holder: Holder | None) -> EnvironmentMissing:
+        who = f"process {holder.pid} ({holder.what})" if holder else "another process"
+        return EnvironmentMissing(
+            f"{who} runs here already",
+            where=str(self.root),
+            remedy="end it with `gyre down`, or use another folder with --state DIR",
+        )
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise EnvironmentMissing(
                 f"the state folder cannot be used: {error.strerror}",
                 where=str(self.root),
                 remedy="choose one that you may write to with --state DIR",
             ) from error
+
+    @contextmanager
+    def hold(self, what: str) -> Iterator[None]:
+        """The folder for us alone. Raises EnvironmentMissing that names who has it."""
+        import psutil
+
+        with self._usable():
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = self.holder()
-                who = f"process {holder.pid} ({holder.what})" if holder else "another process"
-                raise EnvironmentMissing(
-                    f"{who} runs here already",
-                    where=str(self.root),
-                    remedy="end it with `gyre down`, or use another folder with --state DIR",
-                ) from None
+                raise self._taken(self.holder()) from None
             me = Holder(pid=os.getpid(), created=psutil.Process().create_time(), what=what)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, msgspec.json.encode(me), 0)

@@ -37,6 +37,7 @@ def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path
             command=command,
             env=_environment(threads),
             rank=_RANKS[service],
+            lasting=True,
         )
 
     specs = [spec("scheduler"), spec("trajectories"), spec("packer")]

@@ -109,9 +109,7 @@ def _fill(word: str, values: dict[str, str]) -> str:
 def _run(step: Step, tell: Tell) -> None:
     out = step.made.with_name(f"{step.made.name}.part{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    # What one that was killed left; only one process makes anything here at a time.
-    for left in out.parent.glob(f"*{step.made.name}.part*"):
-        _remove(left)
+    _clear(step)
     parent = os.getpid()
     tell(step, "")
     try:
@@ -151,7 +149,7 @@ def _run(step: Step, tell: Tell) -> None:
             )
         out.replace(step.made)
     finally:
-        _remove(out)
+        _clear(step)
 
 
 def _watch(process: subprocess.Popen[bytes], step: Step, tell: Tell) -> None:
@@ -165,6 +163,12 @@ def _watch(process: subprocess.Popen[bytes], step: Step, tell: Tell) -> None:
             if last != said:
                 said = last
                 tell(step, last)
+
+
+def _clear(step: Step) -> None:
+    """Removes what one that was ended left, beside `{out}` too; only one process makes anything here at a time."""
+    for left in step.made.parent.glob(f"*{step.made.name}.part*"):
+        _remove(left)
 
 
 def _remove(path: Path) -> None:

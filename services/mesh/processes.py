@@ -16,6 +16,8 @@ from typing import Literal
 import msgspec
 import psutil
 
+from schemas.errors import GyreError
+
 State = Literal["starting", "running", "waiting", "done", "stopped", "failed"]
 _PR_SET_PDEATHSIG = 1
 _ORPHAN_GRACE_S = 10.0
@@ -50,11 +52,14 @@ class Mesh(msgspec.Struct, kw_only=True):
 
 
 def read_mesh(folder: Path) -> Mesh | None:
-    """The `mesh.json` of a run's folder, or None where there is none."""
+    """The `mesh.json` of a run's folder, or None where there is none. Raises GyreError for one that is damaged."""
+    path = folder / "mesh.json"
     try:
-        return msgspec.json.decode((folder / "mesh.json").read_bytes(), type=Mesh)
+        return msgspec.json.decode(path.read_bytes(), type=Mesh)
     except FileNotFoundError:
         return None
+    except msgspec.MsgspecError as error:
+        raise GyreError(f"is damaged: {error}", where=str(path), remedy=f"move {folder} away") from error
 
 
 def is_alive(pid: int, created: float) -> bool:

@@ -1,6 +1,6 @@
 """Child processes of a run: started in a session of their own, restarted with back-off, ended in order.
 
-    start --> running --exit 0--> done
+    start --> running --exit 0, not lasting--> done
                  |  ^
      other exit  v  | after the back-off
                 waiting --too many quick failures--> `failed` holds the error
@@ -48,6 +48,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the supervisor's own environment."""
     rank: int = 0
     """Services end in rising order of rank; those of one rank end together."""
+    lasting: bool = False
+    """It serves until it is told to: one that ends with 0 before that is started again as well."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +187,7 @@ class Supervisor:
                 if spec.name in self._stopping:
                     return
                 self._end_descendants(spec.name)
-                if code == 0:
+                if code == 0 and not spec.lasting:
                     self._set(entry, "done")
                     return
                 failures = failures + 1 if time.monotonic() - began < self.backoff.quick_s else 1

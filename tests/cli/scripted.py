@@ -73,7 +73,7 @@ async def script(voice: Voice, go: Path) -> None:
         counters=Counters(calls=3, reconnects=1),
     )
     await say("harness", "execution.finished", "e-000000.00", finished)
-    await say("scheduler", "run.finished", "run", e.RunFinished(steps=2, reason="steps_done"))
+    await say("scheduler", "run.finished", voice.run, e.RunFinished(steps=2, reason="steps_done"))
 
 
 async def main(role: str, run: str, url: str, go: str) -> None:

@@ -245,3 +245,68 @@ def test_up_tells_why_it_did_not_come_up(config_file: Path, tmp_path: Path, caps
     assert "ended with 3" in error
     assert "has no config.json" in error
     assert places.holder() is None
+
+
+COMMANDS = {
+    "run": ["run", "{config}"],
+    "up": ["up", "{config}"],
+    "down": ["down"],
+    "status": ["status"],
+    "events": ["events"],
+    "export": ["export"],
+}
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a person reads of an error: a sentence and a remedy, never a traceback."""
+    text = capsys.readouterr().err
+    assert text.startswith("gyre: ") and "\n  -> " in text and "Traceback" not in text, text
+    return text
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"down"}))
+def test_a_state_folder_that_is_a_file(
+    command: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "file"
+    state.write_text("")
+    assert gyre(*[word.format(config=config_file) for word in COMMANDS[command]], "--state", state) in (1, 3)
+    assert str(state) in told(capsys)
+    assert state.read_text() == ""
+
+
+def test_nothing_runs_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert gyre("down", "--state", tmp_path / "file") == 0
+    assert "nothing runs here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "events", "export"])
+def test_a_damaged_mesh_file(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs" / "r-1"
+    folder.mkdir(parents=True)
+    (folder / "mesh.json").write_text("{")
+    assert gyre(command, "--state", tmp_path) == 1
+    assert str(folder / "mesh.json") in told(capsys)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no log", b"\x28\xb5\x2f\xfd"])
+@pytest.mark.parametrize("command", ["check", "replay"])
+def test_what_is_no_log(
+    command: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path
+    if content is not None:
+        path = tmp_path / "file"
+        path.write_bytes(content)
+    assert gyre(command, path) == 2
+    assert str(path) in told(capsys)
+
+
+def test_a_name_that_nothing_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.gyre"
+    write(path, recorded())
+    assert gyre("check", path, "--invariant", "leger") == 2
+    assert "ledger" in told(capsys)
+    assert gyre("replay", path, "--decider", "sheduler") != 0
+    assert "scheduler" in told(capsys)

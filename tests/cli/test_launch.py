@@ -101,6 +101,9 @@ async def test_a_signal_stops_cleanly(config: Config, places: Places, plan: Plan
     assert signum == signal.SIGINT
     assert summary.finished == "stopped"
     assert "asked to stop" in view.notes
+    [folder] = places.runs.iterdir()
+    [(_, end)] = [found async for found in logs.read_events(places, folder.name, kinds=["run.finished"])]
+    assert (end.entity, end.owner) == (folder.name, "operator")
     assert children() <= before
 
 

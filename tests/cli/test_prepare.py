@@ -73,6 +73,22 @@ def test_what_a_killed_command_left_is_cleared(config: Config, tmp_path: Path) -
     assert not left.exists()
 
 
+def test_an_interruption_leaves_nothing(config: Config, tmp_path: Path) -> None:
+    hangs = (
+        "import sys, pathlib, time; out = pathlib.Path(sys.argv[1]); out.mkdir(); print('made', flush=True);"
+        "out.with_name('.' + out.name + '.part').mkdir(); time.sleep(600)"
+    )
+    step = step_of(config, tmp_path, "{python}", "-c", hangs, "{out}")
+
+    def interrupt(step: Step, text: str) -> None:
+        if text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare.make(step, tell=interrupt)
+    assert [path.suffix for path in step.made.parent.iterdir()] == [".log"]
+
+
 @pytest.mark.parametrize(
     ("command", "makes", "what"),
     [

@@ -47,9 +47,9 @@ class Bench:
             run="r-test", folder=folder, nats="nats://test", backoff=QUICK, on_change=self.watch
         )
 
-    async def start(self, name: str, *words: object, rank: int = 0) -> None:
+    async def start(self, name: str, *words: object, rank: int = 0, lasting: bool = False) -> None:
         command = [sys.executable, "-S", "-E", str(SCRIPT), *map(str, words)]
-        await self.supervisor.start(Spec(name=name, command=command, rank=rank))
+        await self.supervisor.start(Spec(name=name, command=command, rank=rank, lasting=lasting))
 
     def entry(self, name: str) -> Process:
         return next(each for each in self.supervisor.services if each.name == name)
@@ -85,6 +85,14 @@ async def test_a_service_that_fails_is_started_again(bench: Bench, tmp_path: Pat
     assert bench.entry("one").pid != first
     assert bench.entry("one").restarts == 1
     assert ("one", "waiting", 0) in bench.watch.seen
+
+
+async def test_a_lasting_service_is_started_again_however_it_ended(bench: Bench, tmp_path: Path) -> None:
+    await bench.start("one", "note", tmp_path / "notes", "here", "exit", 0, lasting=True)
+    await bench.lines(tmp_path / "notes", 2)
+    with pytest.raises(EnvironmentMissing, match="failed 3 times"):
+        await asyncio.wait_for(asyncio.shield(bench.supervisor.failed), 10)
+    assert not any(state == "done" for _, state, _ in bench.watch.seen)
 
 
 async def test_a_service_that_keeps_failing_is_given_up_with_its_last_words(bench: Bench) -> None:

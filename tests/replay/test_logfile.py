@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from replay.logfile import BadLogFile, LogWriter, read_events, read_manifest, read_messages
+from replay.logfile import BadLogFile, LogWriter, export, read_events, read_manifest, read_messages
 from schemas.errors import GyreError, LogBroken
+from services.mesh.bus import Stored
 from tests.replay.recorded import recorded, stored, write
 
 EVENTS = recorded(steps=2)
@@ -104,3 +107,33 @@ def test_nothing_appears_under_the_name_before_the_end(tmp_path: Path) -> None:
     with pytest.raises(GyreError, match="no event"), LogWriter(path) as writer:
         writer.finish()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "device", "pipe"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(target)
+    else:
+        target.symlink_to("/dev/null")
+    before = os.lstat(target)
+    with pytest.raises(GyreError, match="no file") as caught:
+        write(target, EVENTS)
+    assert caught.value.where == str(target)
+    assert os.lstat(target).st_ino == before.st_ino and [*tmp_path.iterdir()] == [target]
+
+
+async def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def messages() -> AsyncIterator[Stored]:
+        for event in EVENTS:
+            yield stored(event)
+
+    def full(writer: LogWriter) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(LogWriter, "finish", full)
+    with pytest.raises(GyreError, match="No space left") as caught:
+        await export(messages(), tmp_path / "run.gyre")
+    assert caught.value.remedy and not [*tmp_path.iterdir()]
