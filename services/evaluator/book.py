@@ -1,7 +1,10 @@
 """What LOG says of evaluations, from one evaluator's side. Pure: events in, requests out.
 
-requested --nobody claimed--> waiting --taken--> claimed by us --scored | failed--> gone
+requested --nobody claimed--> waiting --due, taken--> claimed by us --scored | failed--> gone
                                  |--claimed by another--> gone until it is requested again
+
+What failed before is due later, and each time twice as late: tests that can't give a reward, or a full disk, would
+otherwise fill machine and log for as long as the execution's budget lasts.
 """
 
 from __future__ import annotations
@@ -12,6 +15,11 @@ import msgspec
 
 from schemas.envelope import Event
 from schemas.events import EvaluationRequested
+from services.mesh.clock import MICROSECONDS
+
+RETRY_S = 0.5
+"""Wait before the second try."""
+LONGEST_RETRY_S = 60.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +31,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     """Sequence of the request: what a claim answers."""
     data: EvaluationRequested
+    due_us: int
+    """When it may be claimed, in microseconds since the epoch; 0 for at once."""
     claimed: bool = False
     """It was claimed by this evaluator before it started again."""
 
@@ -40,7 +50,7 @@ class Book:
         return f"<Book {self._evaluator} [{len(self._waiting)} waiting, {len(self._claimed)} claimed]>"
 
     def __len__(self) -> int:
-        """Evaluations that `take` would give."""
+        """Evaluations that nobody claimed, due or not."""
         return len(self._waiting)
 
     def apply(self, event: Event) -> None:
@@ -48,7 +58,7 @@ class Book:
         match event.kind:
             case "evaluation.requested":
                 self._waiting[event.entity] = Request(
-                    evaluation=event.entity, id=event.id, seq=event.seq, data=event.data
+                    evaluation=event.entity, id=event.id, seq=event.seq, data=event.data, due_us=due_us(event)
                 )
             case "evaluation.claimed":
                 request = self._waiting.pop(event.entity, None)
@@ -60,12 +70,27 @@ class Book:
             case "run.finished":
                 self._waiting.clear()
 
-    def take(self) -> Request:
-        """The oldest that waits."""
-        return self._waiting.popitem(last=False)[1]
+    def take(self, now_us: int) -> Request | None:
+        """The oldest that is due; None when there is none."""
+        found = next((request for request in self._waiting.values() if request.due_us <= now_us), None)
+        return self._waiting.pop(found.evaluation) if found is not None else None
+
+    def dues(self) -> list[int]:
+        """When those that nobody claimed may be."""
+        return [request.due_us for request in self._waiting.values()]
 
     def left_undone(self) -> list[Request]:
         """After a restart: what an earlier process of this evaluator claimed and did not answer."""
         undone = [msgspec.structs.replace(request, claimed=True) for request in self._claimed.values()]
         self._claimed.clear()
         return undone
+
+
+def due_us(requested: Event) -> int:
+    """When a requested evaluation may be claimed: at once the first time, after a wait that doubles from then on."""
+    tries: int = requested.data.tries
+    if tries < 2:
+        return 0
+    # The exponent is bounded as well: tries have no limit but the budget.
+    wait_s = min(LONGEST_RETRY_S, RETRY_S * float(2 ** min(tries - 2, 32)))
+    return requested.time_us + round(wait_s * MICROSECONDS)

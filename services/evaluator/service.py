@@ -15,7 +15,7 @@ from schemas import streams
 from schemas.errors import Conflict, EnvironmentMissing
 from schemas.events import EvaluationClaimed, EvaluationFailed, EvaluationScored
 from schemas.units import TaskRef
-from services.evaluator.book import Book, Request
+from services.evaluator.book import Book, Request, due_us
 from services.evaluator.evaluation import Evaluation, folder_of
 from services.evaluator.refusal import Refusal
 from services.mesh import process_group, process_table
@@ -64,11 +64,18 @@ class Evaluator:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._context.config.evaluator.workers):
                 tasks.create_task(self._worker())
+            for due in self.book.dues():
+                tasks.create_task(self._ring(due))
             async for event in self._context.events(after):
                 self.book.apply(event)
                 if event.kind == "evaluation.requested":
-                    async with self._arrived:
-                        self._arrived.notify()
+                    tasks.create_task(self._ring(due_us(event)))
+
+    async def _ring(self, due: int) -> None:
+        """Wakes a worker when an evaluation is due; one that is busy then looks by itself."""
+        await self._context.clock.sleep_until(due)
+        async with self._arrived:
+            self._arrived.notify()
 
     async def _worker(self) -> None:
         while True:
@@ -84,8 +91,9 @@ class Evaluator:
         if self._undone:
             return self._undone.pop(0)
         async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self.book) > 0)
-            return self.book.take()
+            while (request := self.book.take(self._context.clock.now_us())) is None:
+                await self._arrived.wait()
+            return request
 
     async def _claim(self, request: Request) -> bool:
         context = self._context

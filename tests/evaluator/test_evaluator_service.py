@@ -14,8 +14,10 @@ import zstandard
 
 from schemas import streams
 from schemas.events import EvaluationClaimed, EvaluationRequested, RunFinished
+from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
 from services.evaluator.service import serve
 from services.mesh.clock import VirtualClock
+from services.mesh.codec import decode
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.workspace import pack
 from tests.harness.agents import alive, file_of
@@ -260,3 +262,33 @@ async def test_after_the_run_nothing_is_claimed(tmp_path: Path) -> None:
     async with serving(serve, world.context("evaluator")):
         await world.wait("service.joined")
     assert await world.events("evaluation.claimed") == []
+
+
+async def test_what_failed_is_tried_again_later_and_later(tmp_path: Path) -> None:
+    clock = VirtualClock(1)
+    world = await world_of(tmp_path, "exit 1", clock=clock)
+    async with serving(serve, world.context("evaluator")):
+        for tries, wait_s in ((1, 0.0), (2, RETRY_S), (3, 2 * RETRY_S), (40, LONGEST_RETRY_S)):
+            await request(world, tries=tries)
+            if wait_s:
+                while clock.next_deadline() is None:
+                    await asyncio.sleep(0)
+                assert clock.next_deadline() == clock.now_us() + round(wait_s * 1e6)
+                clock.advance(round(wait_s * 1e6))
+            async for stored in world.bus.read(
+                streams.log_stream(world.bus.run), 0, subject_filter="gyre.*.evaluator.>"
+            ):
+                if stored.subject.endswith("failed") and decode(stored).data.tries == tries:
+                    break
+    claimed = [event.causation for event in await world.events("evaluation.claimed")]
+    assert len(claimed) == len(set(claimed)) == 4
+
+
+async def test_a_first_try_never_waits_whatever_the_clocks_say(tmp_path: Path) -> None:
+    world = await world_of(tmp_path, writes("1"), clock=(clock := VirtualClock(10**12)))
+    context = world.context("evaluator")
+    context.clock = VirtualClock(0)
+    async with serving(serve, context):
+        await request(world)
+        assert (await answer(world)).score == 1.0
+    assert clock.now_us() == 10**12
