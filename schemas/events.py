@@ -42,6 +42,14 @@ class RunFinished(Value, frozen=True, kw_only=True):
     reason: Literal["steps_done", "stopped"]
 
 
+class RunPaused(Value, frozen=True, kw_only=True):
+    by: str
+
+
+class RunResumed(Value, frozen=True, kw_only=True):
+    by: str
+
+
 # group
 
 DispatchReason = Literal["initial", "boundary", "replacement", "refill"]
@@ -227,6 +235,14 @@ class CellRoleTransition(Value, frozen=True, kw_only=True):
     """Since the phase before, as the one who says it measured; 0 in decisions."""
     version: int = -1
     """Policy version that the engine holds, where the phase sets one."""
+
+
+class CellWithdrawn(Value, frozen=True, kw_only=True):
+    by: str
+
+
+class CellReinstated(Value, frozen=True, kw_only=True):
+    by: str
 
 
 class CellLost(Value, frozen=True, kw_only=True):

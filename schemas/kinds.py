@@ -36,6 +36,8 @@ _SERVICES = ("scheduler", "proxy", "harness", "rollout", "evaluator", "trajector
 _TABLE = [
     _kind("run.started", {"operator": "fact"}, True, e.RunStarted, "A run began with this configuration, seed and code."),
     _kind("run.finished", {"scheduler": "decision", "operator": "fact"}, True, e.RunFinished, "The run is over."),
+    _kind("run.paused", {"operator": "fact"}, False, e.RunPaused, "Nothing is placed and no cell joins training until resumed."),
+    _kind("run.resumed", {"operator": "fact"}, False, e.RunResumed, "The run goes on."),
     _kind("group.dispatched", {"scheduler": "decision"}, True, e.GroupDispatched, "A group takes a dispatch slot for a task."),
     _kind("group.ready", {"trajectories": "decision"}, True, e.GroupReady, "Every execution is settled; advantages are known."),
     _kind("group.materialized", {"trajectories": "decision"}, True, e.GroupMaterialized, "Admission drew these rows."),
@@ -62,6 +64,8 @@ _TABLE = [
         e.CellRoleTransition,
         "One phase of a cell's change of role.",
     ),
+    _kind("cell.withdrawn", {"operator": "fact"}, False, e.CellWithdrawn, "The cell is to be emptied and left out."),
+    _kind("cell.reinstated", {"operator": "fact"}, False, e.CellReinstated, "The cell serves again."),
     _kind("cell.lost", {"rollout": "fact"}, False, e.CellLost, "A cell's engine is gone."),
     _kind("batch.opened", {"scheduler": "decision"}, True, e.BatchOpened, "A training step wants its B groups."),
     _kind("batch.stream-closed", {"packer": "decision"}, True, e.BatchStreamClosed, "All micro-steps of the batch are enqueued."),

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas import events as e
 from schemas.envelope import Event
 from services.mesh.decider import Driver
 from services.scheduler.core import equations as eq
 from services.scheduler.core.state import State, ordered, served_capacity
 from services.scheduler.decider import Scheduler
-from tests.scheduler.world import World, small_config
+from tests.scheduler.world import RUN, World, small_config
 
 
 class Watch:
@@ -39,6 +40,11 @@ class Watch:
         assert len(moving) <= 1, "transitions are serial"
         training = [cell.index for _, cell in ordered(state) if cell.place == "training"]
         assert training == list(range(len(training))), "participating cells are a prefix"
+        if event.kind == "execution.placed":
+            assert not state.paused
+            assert not state.cells[event.data.cell].withdrawn
+        if event.kind == "route.moved":
+            assert not state.cells[event.data.target].withdrawn
         for name, cell in ordered(state):
             placed = sum(1 for each in state.executions.values() if each.cell == name)
             assert placed == cell.load <= state.config.cells.capacity
@@ -64,9 +70,10 @@ class Watch:
     rho=st.sampled_from([0.5, 1.0]),
     fail=st.sampled_from([0.0, 0.2]),
     trainable=st.integers(1, 4),
+    operator=st.sampled_from([0.0, 0.02]),
 )
 def test_every_run_ends_and_keeps_the_invariants(
-    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float, trainable: int
+    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float, trainable: int, operator: float
 ) -> None:
     config = small_config(
         cells__capacity=capacity,
@@ -76,7 +83,7 @@ def test_every_run_ends_and_keeps_the_invariants(
         scheduler__phi=phi,
         scheduler__rho_min=rho,
     )
-    world = World(config, seed=seed, fail_groups=fail)
+    world = World(config, seed=seed, fail_groups=fail, operator=operator)
     Watch(world)
     world.run()
     assert world.finished, f"stuck: {world.state!r}"
@@ -134,6 +141,26 @@ def test_mean_staleness_is_the_papers_identity(phi: float, mu: int) -> None:
     consumed = [d.data.staleness for d in world.decisions if d.kind == "group.consumed"]
     whole_bursts = consumed[4 * mu * B :]
     assert sum(whole_bursts) / len(whole_bursts) == pytest.approx(eq.mean_staleness(phi=phi, mu=mu), abs=0.06)
+
+
+def test_a_withdrawn_cell_empties_and_a_paused_run_places_nothing() -> None:
+    world = World(small_config(), seed=4)
+    world.start()
+    while world.state.cells.get("cell-2") is None or world.state.cells["cell-2"].load == 0:
+        world.step()
+    world.say("operator", "run.paused", RUN, e.RunPaused(by="test"))
+    placed = sum(d.kind == "execution.placed" for d in world.decisions)
+    world.say("operator", "cell.withdrawn", "cell-2", e.CellWithdrawn(by="test"))
+    while world.state.cells["cell-2"].load and world.step():
+        pass
+    assert world.state.cells["cell-2"].load == 0
+    assert sum(d.kind == "execution.placed" for d in world.decisions) == placed
+    world.say("operator", "run.resumed", RUN, e.RunResumed(by="test"))
+    world.say("operator", "cell.withdrawn", "cell-0", e.CellWithdrawn(by="test"))
+    assert not world.state.cells["cell-0"].withdrawn, "the core cannot be left out"
+    while world.step():
+        pass
+    assert world.finished
 
 
 def test_decisions_carry_both_sides_of_their_inequality() -> None:

@@ -38,8 +38,12 @@ def small_config(**overrides: Any) -> Config:
 class World:
     """Feeds one scheduler. `pending` are facts that may be said next; `log` is everything said, in order."""
 
-    def __init__(self, config: Config, *, seed: int = 0, fail_groups: float = 0.0) -> None:
+    def __init__(
+        self, config: Config, *, seed: int = 0, fail_groups: float = 0.0, operator: float = 0.0
+    ) -> None:
         self.config = config
+        self.operator = operator
+        """How often somebody pauses the run or withdraws a cell; what is nobody's turn is undone in the end."""
         self.rng = random.Random(seed)
         self.fail_groups = fail_groups
         self.driver: Driver[Any] = Driver(Scheduler())
@@ -109,9 +113,13 @@ class World:
 
     def step(self) -> bool:
         """Let somebody speak; False when nobody has anything to say and no timer is due."""
+        if self.rng.random() < self.operator and not self.finished:
+            self._operate()
         timers = self.driver.decider.timers(self.state)
         choices = len(self.pending) + (1 if timers else 0)
-        if self.finished or (not choices and not self._can_pack()):
+        if not self.finished and not choices and not self._can_pack():
+            return self._undo()
+        if self.finished:
             return False
         if not choices:
             self._pack()
@@ -136,6 +144,27 @@ class World:
             if not self.step():
                 return
         raise AssertionError(f"no end after {limit} steps: {self.state!r}")
+
+    def _operate(self) -> None:
+        kind, entity, data = self.rng.choice(
+            [
+                ("run.paused", RUN, e.RunPaused(by="test")),
+                ("run.resumed", RUN, e.RunResumed(by="test")),
+                *[("cell.withdrawn", name, e.CellWithdrawn(by="test")) for name in self.state.cells],
+                *[("cell.reinstated", name, e.CellReinstated(by="test")) for name in self.state.cells],
+            ]
+        )
+        self.say("operator", kind, entity, data)
+
+    def _undo(self) -> bool:
+        """True when there was something that an operator held up."""
+        before = len(self.log)
+        if self.state.paused:
+            self.say("operator", "run.resumed", RUN, e.RunResumed(by="test"))
+        for name, cell in list(self.state.cells.items()):
+            if cell.withdrawn:
+                self.say("operator", "cell.reinstated", name, e.CellReinstated(by="test"))
+        return len(self.log) > before
 
     def _answer(self, decision: Decision) -> None:
         data = decision.data

@@ -8,8 +8,9 @@ Order of `standing`, the rules that are looked at after every event:
 5. open the next batch when the core trains and none is open;
 6. close the join window when everything is trained and nobody is on the way;
 7. replace discarded groups without which the burst cannot finish;
-8. place executions (start rule);
-9. watch the supply and let the next cell join training (2).
+8. empty cells that an operator withdrew, as far as others have room;
+9. place executions (start rule);
+10. watch the supply and let the next cell join training (2).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from services.scheduler.core.state import (
     members,
     moving,
     next_to_train,
+    ordered,
     served_capacity,
     serving,
     supply_check,
@@ -54,6 +56,7 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from open_batch(state)
     yield from close_join(state)
     yield from refill(state)
+    yield from evacuate(state)
     yield from place(state)
     yield from join_training(state, now_us)
 
@@ -96,7 +99,13 @@ def end_burst(state: State) -> Decisions:
     reason = [
         supply_check(state),
         eq.core_retention(
-            w=w + state.owed * s.N, mu=s.mu, N=s.N, B=s.B, C_s=0, K=cells.count, C_e=cells.capacity
+            w=w + state.owed * s.N,
+            mu=s.mu,
+            N=s.N,
+            B=s.B,
+            C_s=0,
+            K=cells.count - sum(cell.withdrawn for cell in state.cells.values()),
+            C_e=cells.capacity,
         ),
     ]
     last = burst.first_step + burst.steps > state.rules.steps
@@ -165,9 +174,15 @@ def refill(state: State) -> Decisions:
     yield from _dispatch(state, min(state.owed, wanted - len(state.groups)), "refill")
 
 
+def evacuate(state: State) -> Decisions:
+    for name, cell in ordered(state):
+        if cell.withdrawn and cell.place == "serving":
+            yield from _move_routes(state, name)
+
+
 def place(state: State) -> Decisions:
     """The start rule, on the least loaded engine (ties: lowest index) whose policy version is current."""
-    while True:
+    while not state.paused:
         C_R = served_capacity(state)
         if eq.startable(d=state.d, p=state.p, f=state.f, a=state.a, C_R=C_R) == 0:
             return
@@ -197,7 +212,7 @@ def place(state: State) -> Decisions:
 def join_training(state: State, now_us: int) -> Decisions:
     """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time."""
     name = next_to_train(state)
-    if name is None or moving(state) or state.recall or state.burst is None or state.burst.done == state.burst.steps:
+    if name is None or state.paused or moving(state) or state.recall or state.burst is None or state.burst.done == state.burst.steps:
         return
     supply = supply_check(state)
     if not supply.holds:
@@ -220,10 +235,14 @@ def join_training(state: State, now_us: int) -> Decisions:
 
 
 def _move_routes(state: State, source: str) -> Decisions:
-    """Destinations in reverse index order: the cell that is expected to serve longest takes what it has room for."""
+    """Destinations in reverse index order: the cell that is expected to serve longest takes what it has room for.
+
+    After equation (2) there is room for all of them; where a cell is withdrawn, the rest waits for room.
+    """
     for execution in sorted(n for n, each in state.executions.items() if each.cell == source):
         room = [n for n, cell in reversed(serving(state)) if cell.load < state.rules.cells.capacity]
-        # Equation (2) has just held: what is outstanding fits on the others.
+        if not room:
+            return
         target = room[0]
         yield Decision(
             kind="route.moved",

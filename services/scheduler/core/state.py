@@ -42,6 +42,8 @@ class Cell(msgspec.Struct, kw_only=True):
     version: int = 0
     load: int = 0
     """Executions placed here and not finished."""
+    withdrawn: bool = False
+    """An operator wants it empty: it takes nothing, and what it has moves away as room appears."""
 
 
 class Burst(msgspec.Struct, kw_only=True):
@@ -74,6 +76,7 @@ class State(msgspec.Struct, kw_only=True):
     seed: int = 0
     tasks: list[TaskRef] = []
     finished: bool = False
+    paused: bool = False
     d: int = 0
     p: int = 0
     f: int = 0
@@ -122,7 +125,8 @@ def ordered(state: State) -> list[tuple[str, Cell]]:
 
 
 def serving(state: State) -> list[tuple[str, Cell]]:
-    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving"]
+    """Cells that may take executions. What a withdrawn cell still has runs on."""
+    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving" and not cell.withdrawn]
 
 
 def moving(state: State) -> list[tuple[str, Cell]]:
@@ -164,7 +168,7 @@ def next_to_train(state: State) -> str | None:
     """The next cell of the growing prefix, core first; None when it is not serving or no more may train."""
     for index in range(state.rules.cells.trainable):
         cell = state.cells.get(cell_id(index))
-        if cell is None or cell.place in ("leaving", "returning"):
+        if cell is None or cell.place in ("leaving", "returning") or cell.withdrawn:
             return None
         if cell.place == "serving":
             return cell_id(index)
@@ -194,6 +198,27 @@ def _run_started(state: State, event: Event) -> None:
 def _run_finished(state: State, event: Event) -> None:
     state.finished = True
     _reset_supply(state)
+
+
+def _run_paused(state: State, event: Event) -> None:
+    state.paused = True
+
+
+def _run_resumed(state: State, event: Event) -> None:
+    state.paused = False
+
+
+def _cell_withdrawn(state: State, event: Event) -> None:
+    cell = state.cells.get(event.entity)
+    # Without the core nothing is trained: it cannot be left out.
+    if cell is not None and cell.index > 0:
+        cell.withdrawn = True
+
+
+def _cell_reinstated(state: State, event: Event) -> None:
+    cell = state.cells.get(event.entity)
+    if cell is not None:
+        cell.withdrawn = False
 
 
 def _cell_joined(state: State, event: Event) -> None:
@@ -403,6 +428,10 @@ def _timer_fired(state: State, event: Event) -> None:
 _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "run.started": _run_started,
     "run.finished": _run_finished,
+    "run.paused": _run_paused,
+    "run.resumed": _run_resumed,
+    "cell.withdrawn": _cell_withdrawn,
+    "cell.reinstated": _cell_reinstated,
     "cell.joined": _cell_joined,
     "cell.role-transition": _role_transition,
     "burst.opened": _burst_opened,
