@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from schemas.envelope import Decision, Event
-from schemas.errors import GyreError
+from schemas.errors import ConfigError
 from services.mesh.decider import Decider, Driver, Mismatch, same
 
 DECIDERS = {
@@ -126,7 +126,7 @@ def load_deciders(names: Iterable[str] = DECIDERS) -> list[Decider[Any]]:
     found: list[Decider[Any]] = []
     for name in names:
         if name not in DECIDERS:
-            raise GyreError(f"no decider is called {name!r}", remedy=f"choose from {', '.join(DECIDERS)}")
+            raise ConfigError(f"no decider is called {name!r}", remedy=f"choose from {', '.join(DECIDERS)}")
         module, _, cls = DECIDERS[name].partition(":")
         found.append(getattr(importlib.import_module(module), cls)())
     return found
