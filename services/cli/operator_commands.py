@@ -1,0 +1,71 @@
+"""`gyre pause`, `resume`, `cell drain` and `cell add`: an operator's wish is an event that the scheduler follows."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+from schemas import events as e
+from schemas import ids
+from schemas.errors import ConfigError, GyreError
+from schemas.units import Value
+from services.cli.logs import open_log
+from services.cli.output import say, say_json
+from services.cli.places import Places
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.publisher import Publisher
+from services.mesh.service import read_started
+
+WHO = "command line"
+
+
+def pause_command(run: str | None, *, state: Path, json: bool) -> int:
+    return _tell(run, "run.paused", None, e.RunPaused(by=WHO), state=state, json=json)
+
+
+def resume_command(run: str | None, *, state: Path, json: bool) -> int:
+    return _tell(run, "run.resumed", None, e.RunResumed(by=WHO), state=state, json=json)
+
+
+def drain_command(cell: str, run: str | None, *, state: Path, json: bool) -> int:
+    return _tell(run, "cell.withdrawn", cell, e.CellWithdrawn(by=WHO), state=state, json=json)
+
+
+def add_command(cell: str, run: str | None, *, state: Path, json: bool) -> int:
+    return _tell(run, "cell.reinstated", cell, e.CellReinstated(by=WHO), state=state, json=json)
+
+
+def _tell(run: str | None, kind: str, cell: str | None, data: Value, *, state: Path, json: bool) -> int:
+    places = Places(state)
+    chosen = places.chosen(run)
+    seq = asyncio.run(_publish(places, chosen, kind, cell, data))
+    if json:
+        say_json({"run": chosen, "kind": kind, "entity": cell or chosen, "sequence": seq})
+    else:
+        say(f"{kind} of {cell or chosen} is in the log at {seq}")
+    return 0
+
+
+async def _publish(places: Places, run: str, kind: str, cell: str | None, data: Value) -> int:
+    async with open_log(places, run) as bus:
+        await _check(bus, run, cell, withdraw=kind == "cell.withdrawn")
+        operator = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+        return await operator.say(kind, cell or run, data, id=f"{run}.{kind}.{uuid.uuid4().hex}")
+
+
+async def _check(bus: Bus, run: str, cell: str | None, *, withdraw: bool) -> None:
+    """A wish that nobody could follow is an error, not an event."""
+    from schemas import streams
+
+    if await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.{run}.finished") is not None:
+        raise GyreError(f"run {run} is over", remedy="name a run that is going on")
+    if cell is None:
+        return
+    count = (await read_started(bus, run)).config.cells.count
+    known = [ids.cell_id(index) for index in range(count)]
+    if cell not in known:
+        raise ConfigError(f"no cell {cell!r} in run {run}", remedy=f"choose from {', '.join(known)}")
+    if withdraw and cell == known[0]:
+        raise ConfigError(f"{cell} is the core: without it nothing is trained", remedy="pause the run instead")

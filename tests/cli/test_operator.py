@@ -1,0 +1,83 @@
+"""An operator's wishes: events in the log, or an error that says why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from schemas import events as e
+from schemas import streams
+from schemas.config import Config
+from schemas.errors import ConfigError, GyreError
+from schemas.units import Value
+from services.cli import operator_commands as operator
+from services.cli.places import Places
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.nats_bus import connect
+from services.mesh.publisher import Publisher
+from services.mesh.server import NatsServer
+
+RUN = "r-20260102-0304-5f3a"
+
+
+@pytest.fixture
+async def opened(tmp_path: Path, config: Config) -> AsyncIterator[Path]:
+    """A state folder with one run whose mesh is not up."""
+    places = Places(tmp_path / "state")
+    places.run(RUN).mkdir(parents=True)
+    with NatsServer(places.nats) as server:
+        bus = await connect(server.url, RUN, name="test")
+        await bus.open_run()
+        await say(bus, "run.started", e.RunStarted(seed=0, config=config, tasks=[], code="test"))
+        await bus.close()
+    yield places.root
+
+
+async def say(bus: Bus, kind: str, data: Value) -> None:
+    publisher = Publisher(bus=bus, clock=SystemClock(), run=RUN, owner="operator", instance="operator")
+    await publisher.say(kind, RUN, data, id=f"{RUN}.{kind}")
+
+
+async def kinds(state: Path) -> list[tuple[str, str]]:
+    with NatsServer(Places(state).nats) as server:
+        bus = await connect(server.url, RUN, name="test")
+        log = streams.log_stream(RUN)
+        found = [decode(stored) async for stored in bus.read_range(log, 0, await bus.last_seq(log))]
+        await bus.close()
+    return [(event.kind, event.entity) for event in found]
+
+
+async def test_every_wish_is_an_event(opened: Path) -> None:
+    for command in (
+        lambda: operator.pause_command(RUN, state=opened, json=True),
+        lambda: operator.resume_command(RUN, state=opened, json=False),
+        lambda: operator.drain_command("cell-2", RUN, state=opened, json=True),
+        lambda: operator.add_command("cell-2", RUN, state=opened, json=False),
+        lambda: operator.pause_command(RUN, state=opened, json=True),
+    ):
+        assert await asyncio.to_thread(command) == 0
+    assert (await kinds(opened))[1:] == [
+        ("run.paused", RUN),
+        ("run.resumed", RUN),
+        ("cell.withdrawn", "cell-2"),
+        ("cell.reinstated", "cell-2"),
+        ("run.paused", RUN),
+    ]
+
+
+async def test_a_wish_that_nobody_can_follow_is_an_error(opened: Path) -> None:
+    with pytest.raises(ConfigError, match="cell-0 is the core"):
+        await asyncio.to_thread(operator.drain_command, "cell-0", RUN, state=opened, json=True)
+    with pytest.raises(ConfigError, match="no cell 'cell-9'"):
+        await asyncio.to_thread(operator.add_command, "cell-9", RUN, state=opened, json=True)
+    with NatsServer(Places(opened).nats) as server:
+        bus = await connect(server.url, RUN, name="test")
+        await say(bus, "run.finished", e.RunFinished(steps=0, reason="stopped"))
+        await bus.close()
+    with pytest.raises(GyreError, match="is over"):
+        await asyncio.to_thread(operator.pause_command, RUN, state=opened, json=True)
