@@ -30,7 +30,8 @@ RUN = "r-rollout"
 
 
 class ScriptedEngine:
-    """Answers when `release` is set; remembers what was asked of it, in order."""
+    """Answers when `release` is set or, unless it is `deaf`, when all calls are aborted; remembers what was asked of
+    it, in order."""
 
     engine = "scripted"
 
@@ -39,6 +40,8 @@ class ScriptedEngine:
         self.done: list[str] = []
         self.started = asyncio.Event()
         self.release = asyncio.Event()
+        self.deaf = 0
+        self.aborts: list[bytes] = []
         self._dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -60,7 +63,16 @@ class ScriptedEngine:
         return 200, b'{"ok": true}'
 
     async def abort(self, body: bytes) -> tuple[int, bytes]:
+        self.aborts.append(body)
+        self.release.set()
         return 200, b""
+
+    async def abort_all(self) -> None:
+        self.done.append("abort all")
+        if self.deaf:
+            self.deaf -= 1
+        else:
+            self.release.set()
 
     async def pull_weights(self, address: dict[str, Any], version: int) -> None:
         self.done.append(f"pull {version} {address['at']}")
@@ -73,8 +85,9 @@ class ScriptedEngine:
 
 
 class Stage:
-    def __init__(self, bus: Bus, tmp: Path) -> None:
-        config = from_tree({"name": "t", "harness": {"command": ["true"]}, "steps": 3}, where="test")
+    def __init__(self, bus: Bus, tmp: Path, **rollout: Any) -> None:
+        tree = {"name": "t", "harness": {"command": ["true"]}, "steps": 3, "rollout": rollout}
+        config = from_tree(tree, where="test")
         self.bus, self.clock = bus, SystemClock()
         self.context = Context(
             bus=bus,
@@ -120,11 +133,16 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def bus() -> AsyncIterator[Bus]:
     bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
     await bus.open_run()
-    yield Stage(bus, tmp_path)
+    yield bus
     await bus.close()
+
+
+@pytest.fixture
+async def stage(bus: Bus, tmp_path: Path) -> Stage:
+    return Stage(bus, tmp_path, drain_s=60.0)
 
 
 @contextlib.asynccontextmanager
@@ -163,6 +181,74 @@ async def test_leaving_waits_for_the_call_in_flight_and_refuses_new_ones(stage: 
         assert await in_flight == (200, {"ok": True})
         await stage.seen("cell.role-transition", phase="released")
         assert stage.engine.done == ["start", "generate", "release"]
+
+
+async def test_a_call_that_its_proxy_aborts_frees_the_cell_whatever_the_epoch(stage: Stage) -> None:
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        in_flight = asyncio.create_task(call(url, 0))
+        await stage.engine.started.wait()
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="draining")
+        async with aiohttp.ClientSession() as http, http.post(f"{url}/abort_request", json={"rid": "r"}) as response:
+            assert response.status == 200
+        await stage.seen("cell.role-transition", phase="released")
+        assert await in_flight == (200, {"ok": True})
+        assert stage.engine.aborts == [b'{"rid": "r"}']
+        assert stage.engine.done == ["start", "generate", "release"]
+
+
+async def test_calls_that_do_not_move_in_time_are_aborted_by_the_cell(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.rollout.service.ABORT_AGAIN_S", 0.01)
+    stage = Stage(bus, tmp_path, drain_s=0.05)
+    stage.engine.deaf = 2  # the abort overtakes the call on its way to the engine
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        in_flight = asyncio.create_task(call(url, 0))
+        await stage.engine.started.wait()
+        await stage.decide("train", epoch=1)
+        drained = await stage.seen("cell.role-transition", phase="drained")
+        await stage.seen("cell.role-transition", phase="released")
+        assert await in_flight == (200, {"ok": True})
+        assert drained.data.seconds >= 0.05
+        assert stage.engine.done == ["start", "abort all", "abort all", "abort all", "generate", "release"]
+
+
+async def test_a_caller_that_is_slow_to_send_holds_nothing_back(stage: Stage) -> None:
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        sending, rest = asyncio.Event(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            sending.set()
+            await rest.wait()
+            yield b"}"
+
+        async with aiohttp.ClientSession() as http:
+            slow = asyncio.create_task(
+                http.post(f"{url}/generate", data=body(), headers={EPOCH_HEADER: "0"}).__aenter__()
+            )
+            await sending.wait()
+            await stage.decide("train", epoch=1)
+            await stage.seen("cell.role-transition", phase="released")
+            rest.set()
+            assert (await slow).status == 409
+        assert stage.engine.done == ["start", "release"]
+
+
+async def test_a_caller_that_left_leaves_nothing_behind(stage: Stage) -> None:
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        gone = asyncio.create_task(call(url, 0))
+        await stage.engine.started.wait()
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="draining")
+        gone.cancel()
+        await stage.seen("cell.role-transition", phase="released")
+        assert stage.cell.in_flight == 0 and stage.engine.done == ["start", "release"]
 
 
 async def test_it_returns_with_the_published_version_and_serves_when_completed(stage: Stage) -> None:
