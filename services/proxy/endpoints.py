@@ -56,6 +56,9 @@ class Endpoints:
                 return await answer(request, request_id)
             except Refused as error:
                 refused = error
+            except ConnectionResetError:
+                # The client left between two writes: nobody reads an answer, and nothing is wrong here.
+                return web.Response(status=499)
             except web.HTTPRequestEntityTooLarge as error:
                 refused = Refused(413, f"the body is too large: {error.text}")
             except GyreError as error:
