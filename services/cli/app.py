@@ -19,7 +19,11 @@ app = App(
 )
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object.")]
-State = Annotated[Path, Parameter(name="--state", help="Folder of caches, logs, checkpoints and the event store.")]
+State = Annotated[
+    Path,
+    Parameter(name="--state", env_var="GYRE_STATE", help="Folder of caches, logs, checkpoints and the event store."),
+]
+Nats = Annotated[str, Parameter(name="--nats", env_var="GYRE_NATS", help="URL of the event bus.")]
 Run = Annotated[str | None, Parameter(name="--run", help="Run id; the newest when left out.")]
 Overrides = Annotated[
     list[str] | None, Parameter(name="--set", negative=(), help="Override a key of the configuration: a.b=value.")
@@ -210,34 +214,79 @@ def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> in
     return schema_command(json=json, markdown=markdown)
 
 
+@app.command(name="open")
+def open_(file: Path, *, nats: Nats = "", overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
+    """Open a run for services that others start, as compose and systemd do; while one is open, say which.
+
+    Parameters
+    ----------
+    file
+        The configuration, TOML.
+    nats
+        URL of the event bus; bus.url of the configuration when left out.
+    """
+    from services.cli.open_command import open_command
+
+    return open_command(file, overrides or [], nats=nats, state=state, json=json)
+
+
 @app.command
 def service(
     name: str,
     *,
-    run: Annotated[str, Parameter(name="--run")],
-    nats: str,
-    state: State,
-    here: Path,
+    run: Annotated[str | None, Parameter(name="--run", env_var="GYRE_RUN")] = None,
+    nats: Nats,
+    state: State = STATE,
+    here: Annotated[Path, Parameter(env_var="GYRE_HERE")] = Path(),
     cell: str = "",
+    host: Annotated[str, Parameter(env_var="GYRE_HOST")] = "127.0.0.1",
+    port: Annotated[int, Parameter(env_var="GYRE_PORT")] = 0,
 ) -> int:
     """Run one service of a run in this process.
 
     Parameters
     ----------
     name
-        scheduler, proxy, harness, rollout, evaluator, trajectories, packer or trainer.
+        scheduler, proxy, harness, rollout, evaluator, trajectories, packer or trainer; or with its cell, rollout-cell-0.
     run
-        The run that it serves.
-    nats
-        URL of the event bus.
+        The run that it serves; left out, the one that `gyre open` opened, as soon as there is one.
     here
         Folder of the configuration file.
     cell
         Its cell, for rollout and trainer.
+    host
+        Where it listens, and the name by which the other services reach it.
+    port
+        Port of its HTTP server; 0 takes a free one.
     """
     from services.cli.service_command import service_command
 
-    return service_command(name, run=run, nats=nats, state=state, here=here, cell=cell)
+    return service_command(name, run=run, nats=nats, state=state, here=here, cell=cell, host=host, port=port)
+
+
+@app.command
+def tensorboard(
+    run: str | None = None,
+    *,
+    logdir: Path,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+    state: State = STATE,
+    json: Json = False,
+) -> int:
+    """Write a run's curves from its log, for TensorBoard. Written anew each time: nothing is doubled.
+
+    Parameters
+    ----------
+    run
+        Run id; the newest when left out.
+    logdir
+        Folder of TensorBoard; the run's curves go to a folder of its own in it.
+    follow
+        Wait for a run, and go on until it is over.
+    """
+    from services.cli.tensorboard_command import tensorboard_command
+
+    return tensorboard_command(run, logdir=logdir, follow=follow, state=state, json=json)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -101,7 +101,7 @@ async def launch(
             bus = await connect(url, run, name=f"gyre/{run}/operator")
             try:
                 publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-                began = await _begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
+                began = await begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
                 supervisor = Supervisor(
                     run=run,
                     folder=folder,
@@ -142,7 +142,7 @@ async def _bus_server(config: Config, places: Places, view: View) -> AsyncIterat
         await server.stop_async()
 
 
-async def _begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> int:
+async def begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> int:
     """Folder, secret, streams, and the event that begins the run: all or nothing. Returns that event's sequence."""
     try:
         folder.mkdir(parents=True)

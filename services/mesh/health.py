@@ -1,7 +1,7 @@
 """Health, readiness and metrics of a service, on one small HTTP server that the service may add routes to.
 
 `/healthz` answers while the process lives, `/readyz` when it has caught up (503 with the reason before), `/metrics` in
-Prometheus text.
+Prometheus text. It listens on the host that its URL names.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from schemas.errors import EnvironmentMissing
+from services.mesh.host import LOOPBACK
 
 
 class Health:
     """`ready` is asked at every probe: an empty string means ready, else it is the reason why not."""
 
-    def __init__(self, *, service: str, instance: str) -> None:
+    def __init__(self, *, service: str, instance: str, host: str = LOOPBACK) -> None:
         self.app = web.Application(client_max_size=64 << 20)
         self.ready: Callable[[], str] = lambda: "starting"
         self.registry = CollectorRegistry()
         self.events = Counter("gyre_events", "Events read from LOG", registry=self.registry)
         self.read_to = Gauge("gyre_log_sequence", "Last LOG sequence read", registry=self.registry)
+        self._host = host
         self._labels = {"service": service, "instance": instance}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -41,21 +43,22 @@ class Health:
         self.registry.register(_Read(name, help, read))
 
     async def start(self, *, port: int = 0) -> str:
-        """Serve on 127.0.0.1; returns the URL. A port in use is EnvironmentMissing with the port named."""
+        """Serve on the host; returns the URL. A port in use or a host that isn't ours is EnvironmentMissing."""
         self._runner = web.AppRunner(self.app, handle_signals=False, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, self._host, port)
         try:
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
             raise EnvironmentMissing(
-                f"cannot listen on 127.0.0.1:{port}: {error.strerror}",
+                f"cannot listen on {self._host}:{port}: {error.strerror or error}",
                 where=self._labels["instance"],
-                remedy="stop the program that holds the port, or configure another (0 takes a free one)",
+                remedy="stop the program that holds the port, or configure another (0 takes a free one); "
+                "the host must be a name of this machine",
             ) from None
         bound = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]  # aiohttp has no public way
-        self.url = f"http://127.0.0.1:{bound}"
+        self.url = f"http://[{self._host}]:{bound}" if ":" in self._host else f"http://{self._host}:{bound}"
         return self.url
 
     async def stop(self) -> None:

@@ -27,6 +27,7 @@ from services.mesh.bus import Bus
 from services.mesh.clock import Clock, SystemClock
 from services.mesh.codec import decode
 from services.mesh.health import Health
+from services.mesh.host import own_host
 from services.mesh.publisher import Publisher
 
 Serve = Callable[["Context"], Awaitable[None]]
@@ -49,6 +50,7 @@ class Context:
         here: Path,
         secret: bytes,
         cell: str = "",
+        port: int = 0,
     ) -> None:
         self.bus, self.clock, self.started = bus, clock, started
         self.config: Config = started.config
@@ -61,8 +63,12 @@ class Context:
         """Folder of the configuration file."""
         self.secret = secret
         """Key of the executions' bearer tokens; never in an event."""
+        self.host = own_host()
+        """Where whatever this service offers to others listens, and what it tells them."""
+        self.port = port
+        """Port of its HTTP server, when whoever started it wants one; 0 leaves it to the service."""
         self.publisher = Publisher(bus=bus, clock=clock, run=run, owner=service, instance=instance)
-        self.health = Health(service=service, instance=instance)
+        self.health = Health(service=service, instance=instance, host=self.host)
         self.log = structlog.get_logger(service=service, instance=instance)
 
     async def say(
@@ -155,7 +161,8 @@ async def run_service(serve: Serve, context: Context) -> int:
                         "service.left",
                         context.instance,
                         ServiceLeft(reason="stopped"),
-                        id=f"{context.run}.{context.instance}.left.{os.getpid()}",
+                        # In a container every life has the same pid.
+                        id=f"{context.run}.{context.instance}.left.{os.getpid()}.{context.clock.now_us()}",
                     )
         await context.health.stop()
         await context.bus.close()
@@ -163,8 +170,10 @@ async def run_service(serve: Serve, context: Context) -> int:
 
 
 async def announce(context: Context, *, port: int = 0) -> str:
-    """Start the service's HTTP server and say that it joined. Called by `serve` once its routes are added."""
-    url = await context.health.start(port=port)
+    """Start the service's HTTP server and say that it joined. Called by `serve` once its routes are added.
+
+    `port` is what the service would like; `context.port` goes before it."""
+    url = await context.health.start(port=context.port or port)
     await context.say(
         "service.joined",
         context.instance,
@@ -183,6 +192,7 @@ async def open_context(
     cache: Path,
     here: Path,
     cell: str = "",
+    port: int = 0,
 ) -> Context:
     """A context on a real bus, for the process of a service."""
     from services.mesh.nats_bus import connect
@@ -203,4 +213,5 @@ async def open_context(
         here=here,
         secret=secret,
         cell=cell,
+        port=port,
     )

@@ -143,6 +143,9 @@ def test_auto_says_why_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "libibverbs" in opened.reason
     with pytest.raises(EnvironmentMissing, match="install it"):
         open_transport("mooncake")
+    # Shared memory would not reach another machine.
+    with pytest.raises(EnvironmentMissing, match="install it"):
+        open_transport("auto", host="trainer")
     with pytest.raises(ConfigError, match="unknown transport 'rdma'"):
         open_transport("rdma")
 

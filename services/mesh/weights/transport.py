@@ -31,6 +31,7 @@ import numpy.typing as npt
 import structlog
 
 from schemas.errors import ConfigError, EnvironmentMissing, TransportError
+from services.mesh.host import is_loopback, own_host
 
 Kind = Literal["mooncake", "shared-memory"]
 Buffer = npt.NDArray[np.float32]
@@ -276,11 +277,13 @@ class SharedMemoryTransport(Transport):
             os.close(handle)
 
 
-def open_transport(kind: str = "auto", *, host: str = "127.0.0.1") -> Transport:
+def open_transport(kind: str = "auto", *, host: str = "") -> Transport:
     """The transport of that kind; `auto` takes Mooncake where it works, else shared memory, and logs which and why.
 
-    Raises EnvironmentMissing if `mooncake` was asked for and cannot run here, ConfigError for an unknown kind.
+    `host` is where others reach us, `own_host()` when empty. Raises EnvironmentMissing if Mooncake cannot run here and
+    was asked for or has to reach another machine, ConfigError for an unknown kind.
     """
+    host = host or own_host()
     opened: Transport
     match kind:
         case "mooncake":
@@ -291,6 +294,8 @@ def open_transport(kind: str = "auto", *, host: str = "127.0.0.1") -> Transport:
             try:
                 opened = MooncakeTransport(host=host, reason="the Mooncake Transfer Engine works here")
             except EnvironmentMissing as error:
+                if not is_loopback(host):
+                    raise
                 opened = SharedMemoryTransport(reason=error.what)
         case _:
             raise ConfigError(f"unknown transport {kind!r}", remedy="use auto, mooncake or shared-memory")
