@@ -1,32 +1,32 @@
-"""The scheduler's decider: `core.state` changes, `core.rules` decides, `core.equations` holds the paper's inequalities."""
+"""The scheduler's decider: `core.changes` changes its state, `core.rules` decides, `core.equations` holds the paper's inequalities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from schemas.envelope import Decision, Event
-from services.scheduler.core import rules
-from services.scheduler.core import state as core
+from services.scheduler.core import changes, rules
+from services.scheduler.core.state import State
 
 
 class Scheduler:
     """Elastic strategy of the paper. Pure: see `services.mesh.decider.Decider`."""
 
     name = "scheduler"
-    state_type = core.State
+    state_type = State
 
-    def initial(self) -> core.State:
-        return core.State()
+    def initial(self) -> State:
+        return State()
 
-    def evolve(self, state: core.State, event: Event) -> None:
-        core.evolve(state, event)
+    def evolve(self, state: State, event: Event) -> None:
+        changes.evolve(state, event)
 
-    def decide(self, state: core.State, event: Event) -> Iterator[Decision]:
+    def decide(self, state: State, event: Event) -> Iterator[Decision]:
         if state.config is None or state.finished:
             return
         if event.kind == "run.started":
             yield from rules.begin(state)
         yield from rules.standing(state, event.time_us)
 
-    def timers(self, state: core.State) -> dict[str, tuple[str, int]]:
+    def timers(self, state: State) -> dict[str, tuple[str, int]]:
         return {state.supply_timer: ("supply", state.supply_due_us)} if state.supply_timer else {}

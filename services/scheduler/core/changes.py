@@ -1,0 +1,298 @@
+"""What each kind of event changes in the scheduler's state: the only code that does.
+
+Repetitions and late facts change nothing; a kind that concerns nobody here is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from schemas import events as e
+from schemas.envelope import Event
+from services.scheduler.core.state import Batch, Burst, Cell, Execution, Group, State, supply_check, training
+
+
+def evolve(state: State, event: Event) -> None:
+    """Apply one event. Kinds that concern nobody here, repetitions and late facts change nothing."""
+    change = _CHANGES.get(event.kind)
+    if change is None or isinstance(event.data, msgspec.Raw):
+        return
+    change(state, event)
+    if state.config is not None and not supply_check(state).holds:
+        _reset_supply(state)
+
+
+def _reset_supply(state: State) -> None:
+    state.supply_timer, state.supply_held = "", False
+
+
+def _run_started(state: State, event: Event) -> None:
+    data: e.RunStarted = event.data
+    state.run = event.entity
+    state.config, state.seed, state.tasks = data.config, data.seed, list(data.tasks)
+
+
+def _run_finished(state: State, event: Event) -> None:
+    state.finished = True
+    _reset_supply(state)
+
+
+def _run_paused(state: State, event: Event) -> None:
+    state.paused = True
+
+
+def _run_resumed(state: State, event: Event) -> None:
+    state.paused = False
+
+
+def _cell_withdrawn(state: State, event: Event) -> None:
+    cell = state.cells.get(event.entity)
+    # Without the core nothing is trained: it cannot be left out.
+    if cell is not None and cell.index > 0:
+        cell.withdrawn = True
+
+
+def _cell_reinstated(state: State, event: Event) -> None:
+    cell = state.cells.get(event.entity)
+    if cell is not None:
+        cell.withdrawn = False
+
+
+def _cell_joined(state: State, event: Event) -> None:
+    data: e.CellJoined = event.data
+    cell = state.cells.setdefault(event.entity, Cell(index=data.index))
+    cell.version = max(cell.version, data.version)
+
+
+def _role_transition(state: State, event: Event) -> None:
+    data: e.CellRoleTransition = event.data
+    cell = state.cells.get(event.entity)
+    if cell is None:
+        return
+    if data.phase == "decided":
+        cell.place = "leaving" if data.target == "train" else "returning"
+        cell.epoch, cell.arrived = data.epoch, False
+        if event.entity in state.recall:
+            state.recall.remove(event.entity)
+        _reset_supply(state)
+    elif data.epoch != cell.epoch:
+        return
+    elif data.phase == "acquired":
+        cell.arrived = cell.place in ("leaving", "returning")
+        if data.target == "rollout":
+            cell.version = max(cell.version, data.version)
+    elif data.phase == "completed":
+        cell.place = "training" if data.target == "train" else "serving"
+        cell.arrived = False
+        _reset_supply(state)
+
+
+def _burst_opened(state: State, event: Event) -> None:
+    data: e.BurstOpened = event.data
+    state.bursts = data.index
+    state.burst = Burst(id=event.entity, index=data.index, steps=data.steps, first_step=data.first_step)
+
+
+def _burst_ended(state: State, event: Event) -> None:
+    data: e.BurstEnded = event.data
+    state.burst, state.publishing, state.published = None, -1, data.version
+    state.recall_reason = list(data.reason)
+    # Satellites return whatever (3) says.
+    state.recall = [name for name in training(state) if state.cells[name].index > 0 or not data.core_stays]
+
+
+def _group_dispatched(state: State, event: Event) -> None:
+    data: e.GroupDispatched = event.data
+    state.groups[event.entity] = Group(version=data.version, executions=list(data.executions))
+    state.next_group += 1
+    if data.reason in ("replacement", "refill"):
+        state.owed -= 1
+
+
+def _execution_dispatched(state: State, event: Event) -> None:
+    data: e.ExecutionDispatched = event.data
+    state.d += 1
+    state.queue.append(event.entity)
+    state.executions[event.entity] = Execution(group=data.group)
+
+
+def _execution_placed(state: State, event: Event) -> None:
+    data: e.ExecutionPlaced = event.data
+    execution = state.executions[event.entity]
+    state.queue.remove(event.entity)
+    execution.status, execution.cell, execution.attempt = "placed", data.cell, data.attempt
+    state.cells[data.cell].load += 1
+    state.a += 1
+
+
+def _execution_started(state: State, event: Event) -> None:
+    data: e.ExecutionStarted = event.data
+    execution = state.executions.get(event.entity)
+    if execution is None or execution.status != "placed" or execution.attempt != data.attempt:
+        return
+    execution.status = "running"
+    state.a -= 1
+    state.p += 1
+
+
+def _execution_finished(state: State, event: Event) -> None:
+    execution = state.executions.get(event.entity)
+    if execution is None or execution.status == "finished":
+        return
+    # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
+    if execution.status == "queued":
+        state.queue.remove(event.entity)
+        state.p += 1
+    elif execution.status == "placed":
+        state.a -= 1
+        state.p += 1
+    if execution.cell:
+        state.cells[execution.cell].load -= 1
+    state.f += 1
+    execution.status, execution.cell = "finished", ""
+
+
+def _route_moved(state: State, event: Event) -> None:
+    data: e.RouteMoved = event.data
+    state.executions[event.entity].cell = data.target
+    state.cells[data.source].load -= 1
+    state.cells[data.target].load += 1
+
+
+def _group_ready(state: State, event: Event) -> None:
+    group = state.groups.get(event.entity)
+    if group is not None and group.status == "dispatched":
+        group.status = "ready"
+
+
+def _group_claimed(state: State, event: Event) -> None:
+    data: e.GroupClaimed = event.data
+    group = state.groups.get(event.entity)
+    if group is None or group.status != "ready" or state.batch is None or state.batch.id != data.batch:
+        return
+    group.status = "claimed"
+    state.batch.groups.append(event.entity)
+    state.batch.claimed += 1
+
+
+def _group_discarded(state: State, event: Event) -> None:
+    if _forget(state, event.entity):
+        state.owed += 1
+
+
+def _group_consumed(state: State, event: Event) -> None:
+    assert state.batch is not None
+    state.batch.groups.remove(event.entity)
+    _forget(state, event.entity)
+    if not state.batch.groups:
+        state.batch = None
+
+
+def _forget(state: State, name: str) -> bool:
+    group = state.groups.pop(name, None)
+    if group is None:
+        return False
+    for execution in group.executions:
+        state.executions.pop(execution, None)
+    return True
+
+
+def _batch_opened(state: State, event: Event) -> None:
+    data: e.BatchOpened = event.data
+    state.batches += 1
+    state.batch = Batch(id=event.entity, step=data.step, version=data.version, final=data.final)
+    _reset_supply(state)
+
+
+def _stream_closed(state: State, event: Event) -> None:
+    data: e.BatchStreamClosed = event.data
+    if state.batch is not None and state.batch.id == event.entity:
+        state.batch.micro_steps = data.micro_steps
+
+
+def _micro_step_done(state: State, event: Event) -> None:
+    data: e.MicroStepDone = event.data
+    batch = state.batch
+    if batch is not None and batch.id == data.batch and event.entity not in batch.done:
+        batch.done.append(event.entity)
+
+
+def _micro_step_released(state: State, event: Event) -> None:
+    data: e.MicroStepReleased = event.data
+    batch = state.batch
+    if batch is not None and batch.id == data.batch and event.entity in batch.done:
+        batch.done.remove(event.entity)
+
+
+def _join_closed(state: State, event: Event) -> None:
+    assert state.batch is not None
+    state.batch.join_closed = True
+
+
+def _batch_stepped(state: State, event: Event) -> None:
+    data: e.BatchStepped = event.data
+    if state.batch is None or state.batch.id != event.entity or state.batch.stepped or state.burst is None:
+        return
+    state.batch.stepped = True
+    state.burst.done += 1
+    state.version = data.version
+
+
+def _weights_exposed(state: State, event: Event) -> None:
+    data: e.WeightsExposed = event.data
+    if data.purpose == "publish" and data.version > state.published:
+        state.publishing = data.version
+
+
+def _weights_published(state: State, event: Event) -> None:
+    data: e.WeightsPublished = event.data
+    cell = state.cells.get(event.entity)
+    if cell is not None:
+        cell.version = max(cell.version, data.version)
+
+
+def _timer_set(state: State, event: Event) -> None:
+    data: e.TimerSet = event.data
+    state.timers += 1
+    state.supply_timer, state.supply_due_us = event.entity, data.due_us
+
+
+def _timer_fired(state: State, event: Event) -> None:
+    if event.entity == state.supply_timer:
+        state.supply_timer, state.supply_held = "", True
+
+
+_CHANGES: dict[str, Callable[[State, Event], None]] = {
+    "run.started": _run_started,
+    "run.finished": _run_finished,
+    "run.paused": _run_paused,
+    "run.resumed": _run_resumed,
+    "cell.withdrawn": _cell_withdrawn,
+    "cell.reinstated": _cell_reinstated,
+    "cell.joined": _cell_joined,
+    "cell.role-transition": _role_transition,
+    "burst.opened": _burst_opened,
+    "burst.ended": _burst_ended,
+    "group.dispatched": _group_dispatched,
+    "group.ready": _group_ready,
+    "group.claimed": _group_claimed,
+    "group.discarded": _group_discarded,
+    "group.consumed": _group_consumed,
+    "execution.dispatched": _execution_dispatched,
+    "execution.placed": _execution_placed,
+    "execution.started": _execution_started,
+    "execution.finished": _execution_finished,
+    "route.moved": _route_moved,
+    "batch.opened": _batch_opened,
+    "batch.stream-closed": _stream_closed,
+    "batch.join-closed": _join_closed,
+    "micro-step.done": _micro_step_done,
+    "micro-step.released": _micro_step_released,
+    "batch.stepped": _batch_stepped,
+    "weights.exposed": _weights_exposed,
+    "weights.published": _weights_published,
+    "timer.set": _timer_set,
+    "timer.fired": _timer_fired,
+}
