@@ -1,7 +1,9 @@
 """What LOG says about the batch in hand, folded for one training cell. Pure.
 
 A micro-step is free from `enqueued` (or `released`) until `claimed`; a claim answers the event at `free[id].seq`, which
-is what the claim's expected last sequence names. `turn` is the one thing that this cell has to do next.
+is what the claim's expected last sequence names. What a cell had claimed when its process started again is lost: it
+counts as done no more and is free once its cell releases it. A batch is settled when its join window is closed and
+every micro-step of its closed stream is done. `turn` is the one thing that this cell has to do next.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import msgspec
 
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.ids import cell_id
 from schemas.streams import micro_step_blob
 from schemas.units import Outcome
 
-Turn = Literal["", "acquire", "release", "claim", "step", "expose"]
+Turn = Literal["", "acquire", "release", "claim", "reduce", "update", "expose", "renew"]
+CORE = cell_id(0)
 _IN_BASELINE: tuple[Outcome, ...] = ("valid", "placeholder")
 
 
@@ -27,6 +31,26 @@ class Free(msgspec.Struct, frozen=True):
     blob: str
 
 
+class Exposure(msgspec.Struct, frozen=True):
+    """Weights of the core that can be pulled, and the event that said so."""
+
+    seq: int
+    data: e.WeightsExposed
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the members of a settled batch meet to add up their gradients. Equal in all of them, but for `rank`."""
+
+    rendezvous: str
+    """`host:port` of the core's store."""
+    key: str
+    """Members, their epochs and their processes: another one whenever any of them is."""
+    batch: str
+    rank: int
+    """0 is the core."""
+    size: int
+
+
 class OpenBatch(msgspec.Struct, kw_only=True):
     id: str
     data: e.BatchOpened
@@ -36,14 +60,25 @@ class OpenBatch(msgspec.Struct, kw_only=True):
     claimed: dict[str, str] = {}
     """Micro-step to the cell that holds it."""
     done: dict[str, e.MicroStepDone] = {}
+    lost: set[str] = set()
+    """Claimed by a process that is gone, and not released yet."""
+    join: e.BatchJoinClosed | None = None
     rewards: list[float] = []
     """Of the executions in a baseline of the groups claimed for it."""
+
+    @property
+    def settled(self) -> bool:
+        """Every gradient of it is in a member, so the update can be made."""
+        return self.join is not None and self.closed == len(self.done)
 
 
 class BatchView(msgspec.Struct, kw_only=True):
     cell: str
+    shared: bool = False
+    """Whether cells but the core may train."""
     epoch: int = 0
-    role: Literal["rollout", "entering", "train", "leaving"] = "rollout"
+    role: Literal["rollout", "entering", "arrived", "train", "leaving"] = "rollout"
+    """`arrived` from its training memory until the transition is complete."""
     cause: tuple[str, int] = ("", 0)
     """The event that the next change of role answers."""
     batch: OpenBatch | None = None
@@ -53,6 +88,12 @@ class BatchView(msgspec.Struct, kw_only=True):
     """That step was the last of its burst."""
     exposed: int = 0
     """Version exposed for publication last."""
+    exposure: Exposure | None = None
+    """The newest of the core's process that runs now."""
+    due: Literal["", "join", "publish"] = ""
+    """What the core has to expose its weights for."""
+    processes: dict[str, int] = {}
+    """Cell to the sequence at which its newest trainer process joined."""
     checkpoints: dict[int, str] = {}
     """Version to path of its newest checkpoint."""
     rewards: dict[str, list[float]] = {}
@@ -60,22 +101,62 @@ class BatchView(msgspec.Struct, kw_only=True):
     over: bool = False
 
     @property
-    def turn(self) -> Turn:
-        """Numbered by urgency: 1. change of role, 2. publication, 3. the update, 4. work."""
+    def meeting(self) -> Meeting | None:
+        """None while this cell has nobody to add its gradient to or get gradients from."""
+        batch, exposure = self.batch, self.exposure
+        if batch is None or batch.join is None or not batch.settled or exposure is None:
+            return None
+        members = batch.join.members
+        if len(members) == 1 or self.cell not in members:
+            return None
+        parts = zip(members, batch.join.epochs, (self.processes.get(cell, 0) for cell in members), strict=True)
+        return Meeting(
+            rendezvous=exposure.data.rendezvous,
+            key="/".join(f"{cell}.{epoch}.{process}" for cell, epoch, process in parts),
+            batch=batch.id,
+            rank=members.index(self.cell),
+            size=len(members),
+        )
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the cell is to have its training memory."""
+        return self.role in ("arrived", "train")
+
+    @property
+    def joinable(self) -> bool:
+        """The weights of the batch that is open, or will be next, can be pulled."""
+        return self.exposure is not None and self.exposure.data.version == self.stepped
+
+    def turn(self, *, version: int, reduced: Meeting | None) -> Turn:
+        """`version`: of the weights in this cell; `reduced`: where it last gave its gradient.
+
+        Numbered by urgency: 1. change of role, 2. publication and the join window, 3. new weights, 4. the update,
+        5. work.
+        """
+        core = self.cell == CORE
         if self.over:
             return ""
         if self.role == "entering":
-            return "acquire"
-        if self.final and self.exposed < self.stepped:
+            return "acquire" if core or self.joinable else ""
+        if core and (self.due == "publish" or (self.due == "join" and self.holds_memory)):
             return "expose"
         if self.role == "leaving":
             return "release"
         batch = self.batch
-        if self.role != "train" or batch is None:
+        if self.role != "train":
             return ""
-        if batch.closed == len(batch.done):
-            return "step"
-        return "claim" if batch.free else ""
+        if not core and version != self.stepped:
+            return "renew" if batch is not None or not self.final else ""
+        if batch is None:
+            return ""
+        if batch.settled:
+            if core:
+                return "update"
+            return "reduce" if self.meeting not in (None, reduced) else ""
+        # A gradient of somebody who is no member would be lost.
+        member = batch.join is None or self.cell in batch.join.members
+        return "claim" if batch.free and member else ""
 
     def fold(self, event: Event) -> None:
         """Apply one event of LOG."""
@@ -88,8 +169,10 @@ class BatchView(msgspec.Struct, kw_only=True):
             self.rewards[event.entity] = [each.reward for each in data.rewards if each.outcome in _IN_BASELINE]
         elif isinstance(data, e.CheckpointSaved):
             self.checkpoints[data.version] = data.path
-        elif isinstance(data, e.WeightsExposed) and data.purpose == "publish":
-            self.exposed = max(self.exposed, data.version)
+        elif isinstance(data, e.WeightsExposed):
+            self._exposed(event, data)
+        elif isinstance(data, e.ServiceJoined) and event.owner == "trainer":
+            self._started(event.entity.removeprefix("trainer-"), event.seq)
         elif isinstance(data, e.RunFinished):
             self.over = True
         elif self.batch is not None:
@@ -105,9 +188,38 @@ class BatchView(msgspec.Struct, kw_only=True):
         elif data.phase == "released" and event.owner == "rollout":
             self.role, self.cause = "entering", (event.id, event.seq)
         elif data.phase == "acquired" and event.owner == "trainer":
+            self.role = "arrived"
+            self._owe("join")
+        elif data.phase == "completed" and data.target == "train":
             self.role = "train"
         elif data.phase == "released" and event.owner == "trainer":
             self.role = "rollout"
+
+    def _exposed(self, event: Event, data: e.WeightsExposed) -> None:
+        self.exposure = Exposure(event.seq, data)
+        if data.purpose == "publish":
+            self.exposed = max(self.exposed, data.version)
+        if data.version == self.stepped and data.purpose == self.due:
+            self.due = ""
+
+    def _started(self, cell: str, seq: int) -> None:
+        """A trainer's process: what the one before it held is gone."""
+        self.processes[cell] = seq
+        if cell == CORE:
+            self.exposure = None
+            if self.final:
+                self.due = "publish"
+            else:
+                self._owe("join")
+        if self.batch is not None:
+            mine = {name for name, holder in self.batch.claimed.items() if holder == cell}
+            self.batch.lost |= mine
+            for name in mine:
+                self.batch.done.pop(name, None)
+
+    def _owe(self, purpose: Literal["join"]) -> None:
+        if self.shared and self.due != "publish":
+            self.due = purpose
 
     def _batch(self, batch: OpenBatch, event: Event) -> None:
         data, name = event.data, event.entity
@@ -117,14 +229,22 @@ class BatchView(msgspec.Struct, kw_only=True):
             batch.free.pop(name, None)
             batch.claimed[name] = data.cell
         elif isinstance(data, e.MicroStepDone) and data.batch == batch.id:
-            batch.done[name] = data
+            if name not in batch.lost:
+                batch.done[name] = data
         elif isinstance(data, e.MicroStepReleased) and data.batch == batch.id:
             batch.claimed.pop(name, None)
             batch.done.pop(name, None)
+            batch.lost.discard(name)
             batch.free[name] = Free(event.seq, event.id, micro_step_blob(name))
         elif isinstance(data, e.GroupClaimed) and data.batch == batch.id:
             batch.rewards += self.rewards.pop(name, [])
         elif isinstance(data, e.BatchStreamClosed) and name == batch.id:
             batch.closed = data.micro_steps
+        elif isinstance(data, e.BatchJoinClosed) and name == batch.id:
+            batch.join = data
         elif isinstance(data, e.BatchStepped) and name == batch.id:
             self.stepped, self.final, self.batch = data.version, batch.data.final, None
+            if self.final:
+                self.due = "publish"
+            else:
+                self._owe("join")

@@ -2,6 +2,7 @@
 
     released <--release()/acquire()--> idle --begin_batch()--> batch --micro_step()*--> batch --step()--> idle
                                                                  ^----- rollback() ----'
+    The batch of a satellite ends with drop_batch(): only the core steps.
 
 Invariants:
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,6 +147,24 @@ class Cell:
         self._demand("batch", doing="roll back")
         self._clear()
 
+    def gradients(self) -> list[Tensor]:
+        """A copy of the batch's gradient so far, float32 on the CPU, one flat tensor for each of Megatron's buffers."""
+        self._demand("batch", doing="copy its gradients")
+        self._demand_whole()
+        return [buffer.grad_data.to("cpu", copy=True) for buffer in self._buffers]
+
+    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Takes the sum of several cells' `gradients` for the batch's gradient."""
+        self._demand("batch", doing="take gradients")
+        for buffer, gradient in zip(self._buffers, gradients, strict=True):
+            buffer.grad_data.copy_(gradient)
+
+    def drop_batch(self) -> None:
+        """Closes the batch without an update: its gradients were given away or count no more."""
+        self._demand("batch", doing="drop the batch")
+        self._clear()
+        self._open = False
+
     def step(self) -> StepResult:
         """Clips the batch's gradient, makes the optimizer step, closes the batch and raises the version by one.
 
@@ -152,10 +172,7 @@ class Cell:
         then.
         """
         self._demand("batch", doing="step")
-        if self._spoiled:
-            raise TrainerError(
-                "a micro-step of this batch failed half-way", where="cell", remedy="roll back and train the batch again"
-            )
+        self._demand_whole()
         started = time.perf_counter()
         optimizer = self._model.optimizer
         with megatron_device():
@@ -239,6 +256,16 @@ class Cell:
         self._model.chunk.zero_grad_buffer()
         self._losses.clear()
         self._spoiled = False
+
+    @property
+    def _buffers(self) -> list[Any]:
+        return [*self._model.chunk.buffers, *self._model.chunk.expert_parallel_buffers]
+
+    def _demand_whole(self) -> None:
+        if self._spoiled:
+            raise TrainerError(
+                "a micro-step of this batch failed half-way", where="cell", remedy="roll back and train the batch again"
+            )
 
     def _demand(self, *phases: str, doing: str) -> None:
         if self.phase not in phases:

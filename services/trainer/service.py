@@ -1,37 +1,32 @@
-"""A training cell's process: follows LOG, claims micro-steps, makes the update, keeps checkpoints, exposes weights.
+"""A training cell's process: follows LOG, changes roles, claims micro-steps, takes its part in updates, exposes weights.
 
-Invariants: a micro-step is trained only by who won its claim; one optimizer step a batch, when every micro-step of the
-closed stream is done; a version is durable before `batch.stepped` names it, and so before it is published; `view` is
-changed by LOG alone, and what was said counts once LOG has shown it. Torch work runs in one thread of its own, so the
-process keeps reading the log meanwhile.
+The core trains, updates and exposes; a satellite pulls the core's weights, trains beside it and gives it its gradient.
+Invariants: a micro-step is trained only by who won its claim, on the batch's version; what a process held when it ended
+is released by the next one before anything else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from schemas import events as e
 from schemas import streams
 from schemas.errors import Conflict, TrainerError
-from schemas.units import CellRole, GapStats, Value
+from schemas.units import CellRole, GapStats
 from services.mesh.service import Context, announce
-from services.mesh.weights.transport import Transport, WeightAddress, open_transport
-from services.trainer.batch_view import BatchView, Free, OpenBatch
+from services.trainer.batch_view import CORE, BatchView, OpenBatch
+from services.trainer.batch_work import BatchWork
+from services.trainer.cell_process import CellProcess
+from services.trainer.weights_exchange import WeightsExchange
 
 if TYPE_CHECKING:
     from services.trainer.cell import Cell
-
-T = TypeVar("T")
+    from services.trainer.prefix_group import PrefixGroup
 
 
 async def serve(context: Context) -> None:
@@ -66,20 +61,19 @@ def build_cell(context: Context) -> Cell:
 
 
 class CellTrainer:
-    """`view` is what LOG says, `_cell` what the hardware holds; `_work` makes the second follow the first."""
+    """The view is what LOG says, the cell what the hardware holds; `_work` makes the second follow the first."""
 
     def __init__(self, context: Context, *, build: Callable[[Context], Cell]) -> None:
         self._context, self._build = context, build
-        self.view = BatchView(cell=context.cell)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
-        self._changed = asyncio.Event()
-        self._folded = 0
-        """Sequence up to which `view` holds LOG."""
+        self._process = CellProcess(context)
+        self._core = context.cell == CORE
         self._cell: Cell | None = None
-        self._transport: Transport | None = None
-        self._exposures: list[WeightAddress] = []
-        self._began = 0.0
-        """When the batch in hand was first worked on; monotonic seconds."""
+        self._group: PrefixGroup | None = None
+        self._exchange: WeightsExchange | None = None
+
+    @property
+    def view(self) -> BatchView:
+        return self._process.view
 
     @property
     def cell(self) -> Cell:
@@ -88,18 +82,17 @@ class CellTrainer:
 
     async def run(self) -> None:
         """Until cancelled. Raises TrainerError where a batch cannot be trained."""
-        context = self._context
-        past, self._folded = await context.history()
-        for event in past:
-            self.view.fold(event)
+        context, process = self._context, self._process
+        began = await process.read_past()
         context.health.ready = lambda: "" if self._cell else "building the model"
         context.health.gauge("gyre_training_version", "Version in the training cell", lambda: self.view.stepped)
-        self._cell = await self._in_thread(self._start_cell)
-        self._transport = await self._in_thread(lambda: open_transport(context.config.rollout.transport))
-        context.log.info("weights travel", kind=self._transport.kind, reason=self._transport.reason)
+        self._cell = await process.in_thread(self._start_cell)
+        self._group = await process.in_thread(self._open_group)
+        self._exchange = await process.in_thread(lambda: WeightsExchange(context.config.rollout.transport))
+        context.log.info("weights travel", kind=self._exchange.kind, reason=self._exchange.reason)
         await announce(context)
-        follow = asyncio.create_task(self._follow(self._folded))
-        work = asyncio.create_task(self._work())
+        follow = asyncio.create_task(process.follow())
+        work = asyncio.create_task(self._work(BatchWork(process, self._cell, self._group, self._exchange), began))
         try:
             done, _ = await asyncio.wait({follow, work}, return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
@@ -110,62 +103,47 @@ class CellTrainer:
             await asyncio.gather(follow, work, return_exceptions=True)
 
     async def close(self) -> None:
-        if self._transport is not None:
-            await self._in_thread(self._transport.close)
-        if self._cell is not None:
-            await self._in_thread(self._cell.close)
-        self._thread.shutdown(wait=True)
+        for held in (self._exchange, self._group, self._cell):
+            if held is not None:
+                await self._process.in_thread(held.close)
+        self._process.close()
 
-    async def _follow(self, position: int) -> None:
-        async for event in self._context.events(position):
-            self.view.fold(event)
-            self._folded = event.seq
-            self._changed.set()
-
-    async def _say(
-        self,
-        kind: str,
-        entity: str,
-        data: Value,
-        *,
-        id: str,
-        causation: int = 0,
-        claim: tuple[str, int] | None = None,
-    ) -> int:
-        """Says a fact and returns when `view` holds it, so that the next turn is taken on what follows from it."""
-        seq = await self._context.say(kind, entity, data, id=id, causation=causation, claim=claim)
-        while self._folded < seq:
-            self._changed.clear()
-            await self._changed.wait()
-        return seq
-
-    async def _work(self) -> None:
-        await self._resume()
+    async def _work(self, work: BatchWork, began: int) -> None:
+        await self._resume(began)
+        process, cell = self._process, self.cell
         while True:
-            self._changed.clear()
-            turn = self.view.turn
+            process.changed.clear()
+            await work.finish()
+            turn = self.view.turn(version=cell.version, reduced=work.reduced)
             if turn == "acquire":
-                await self._change_role("acquired", "train", self.cell.acquire)
+                await self._acquire(work)
             elif turn == "release":
-                await self._change_role("released", "rollout", self.cell.release)
+                start = time.monotonic()
+                await work.part()
+                await process.in_thread(cell.release)
+                await self._say_phase("released", "rollout", time.monotonic() - start)
             elif turn == "expose":
-                await self._expose(self.view.stepped)
-            elif turn == "step":
-                await self._step(self._open_batch())
+                await self._expose()
+            elif turn == "renew":
+                await work.renew()
+            elif turn == "reduce":
+                await work.reduce(self._open_batch())
+            elif turn == "update":
+                await work.update(self._open_batch())
             elif turn == "claim":
-                await self._micro_step(self._open_batch())
+                await self._micro_step(work, self._open_batch())
             else:
-                await self._changed.wait()
+                await process.changed.wait()
 
     def _open_batch(self) -> OpenBatch:
         assert self.view.batch is not None
         return self.view.batch
 
     def _start_cell(self) -> Cell:
-        """With the last version that was stepped, in the role that the log gives it."""
+        """In the role that the log gives it; the core with the last version that was stepped, which others pull."""
         context, view = self._context, self.view
         cell = self._build(context)
-        if view.stepped:
+        if view.stepped and self._core:
             path = view.checkpoints.get(view.stepped)
             if path is None:
                 raise TrainerError(
@@ -174,36 +152,47 @@ class CellTrainer:
                     remedy="start a new run; this one lost its last version",
                 )
             cell.load(context.folder / path)
-        if view.role != "train":
+        if not view.holds_memory:
             cell.release()
         return cell
 
-    async def _resume(self) -> None:
-        """After a restart: gradients of the open batch are gone with the process, and so are the exposed weights."""
-        view, context = self.view, self._context
-        if view.batch is not None:
-            mine = [name for name, cell in view.batch.claimed.items() if cell == context.cell]
-            for name in sorted(mine):
-                last = await context.bus.last_for(
-                    streams.log_stream(context.run), streams.aggregate_filter(context.run, "micro-step", name)
-                )
-                assert last is not None
-                await self._say(
-                    "micro-step.released",
-                    name,
-                    e.MicroStepReleased(batch=view.batch.id, reason="the cell started again"),
-                    id=f"{context.run}.{name}.released.{last.seq}",
-                )
-        if view.exposed and view.exposed == view.stepped:
-            await self._expose(view.exposed)
+    def _open_group(self) -> PrefixGroup:
+        from services.trainer.prefix_group import PrefixGroup
 
-    async def _change_role(
-        self, phase: Literal["acquired", "released"], target: CellRole, act: Callable[[], None]
-    ) -> None:
+        return PrefixGroup(host=self._core and self.view.shared)
+
+    async def _resume(self, began: int) -> None:
+        """After a restart: gradients of the open batch are gone with the process. `began` is where its history ends."""
+        context, process = self._context, self._process
+        await process.until(lambda: self.view.processes.get(context.cell, 0) > began)
+        batch = self.view.batch
+        if batch is None:
+            return
+        for name in sorted(name for name in batch.lost if batch.claimed[name] == context.cell):
+            last = await context.bus.last_for(
+                streams.log_stream(context.run), streams.aggregate_filter(context.run, "micro-step", name)
+            )
+            assert last is not None
+            await process.say(
+                "micro-step.released",
+                name,
+                e.MicroStepReleased(batch=batch.id, reason="the cell started again"),
+                id=f"{context.run}.{name}.released.{last.seq}",
+            )
+
+    async def _acquire(self, work: BatchWork) -> None:
+        """Training memory and, in a satellite, the weights of the batch that is open or will be next."""
         start = time.monotonic()
-        await self._in_thread(act)
+        await self._process.in_thread(self.cell.acquire)
+        if not self._core:
+            await work.pull()
+            if self.cell.version != self.view.stepped:
+                return
+        await self._say_phase("acquired", "train", time.monotonic() - start)
+
+    async def _say_phase(self, phase: Literal["acquired", "released"], target: CellRole, seconds: float) -> None:
         decision, seq = self.view.cause
-        await self._say(
+        await self._process.say(
             "cell.role-transition",
             self._context.cell,
             e.CellRoleTransition(
@@ -211,22 +200,22 @@ class CellTrainer:
                 source="rollout" if target == "train" else "train",
                 target=target,
                 epoch=self.view.epoch,
-                seconds=time.monotonic() - start,
+                seconds=seconds,
                 version=self.cell.version,
             ),
             id=f"{decision}.{phase}.0",
             causation=seq,
         )
 
-    async def _micro_step(self, batch: OpenBatch) -> None:
+    async def _micro_step(self, work: BatchWork, batch: OpenBatch) -> None:
         from schemas.micro_steps import decode as decode_micro_step
 
-        context, cell = self._context, self.cell
+        context, process, cell = self._context, self._process, self.cell
         name, free = min(batch.free.items(), key=lambda item: item[1].seq)
         claim = (streams.aggregate_filter(context.run, "micro-step", name), free.seq)
         claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch)
         try:
-            seq = await self._say(
+            seq = await process.say(
                 "micro-step.claimed",
                 name,
                 claimed,
@@ -236,14 +225,12 @@ class CellTrainer:
             )
         except Conflict:
             # What won lies in LOG behind `free`, and `view` will show it.
-            await self._changed_from(name, free)
+            await process.until(lambda: self.view.batch is not batch or batch.free.get(name) != free)
             return
-        if cell.phase == "idle":
-            cell.begin_batch()
-            self._began = time.monotonic()
+        await work.begin(batch)
         micro_step = decode_micro_step(await context.bus.get_blob(free.blob))
         start = time.monotonic()
-        stats = await self._in_thread(lambda: cell.micro_step(micro_step))
+        stats = await process.in_thread(lambda: cell.micro_step(micro_step))
         done = e.MicroStepDone(
             batch=batch.id,
             cell=context.cell,
@@ -255,86 +242,23 @@ class CellTrainer:
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
             seconds=time.monotonic() - start,
         )
-        await self._say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
+        await process.say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
 
-    async def _changed_from(self, name: str, free: Free) -> None:
-        while self.view.batch is not None and self.view.batch.free.get(name) == free:
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def _step(self, batch: OpenBatch) -> None:
-        """The update, its checkpoint, and only then the event that names the new version."""
-        context, cell = self._context, self.cell
-        if cell.phase == "idle":  # a batch whose groups had nothing to train
-            cell.begin_batch()
-            self._began = time.monotonic()
-        result = await self._in_thread(cell.step)
-        path = f"checkpoints/v{result.version:06d}"
-        manifest = await self._in_thread(lambda: cell.save(context.folder / path))
-        saved = e.CheckpointSaved(
-            version=result.version,
-            path=path,
-            digest=manifest.digest,
-            log_sequence=await context.bus.last_seq(streams.log_stream(context.run)),
-        )
-        cause = f"{context.run}.{batch.id}"
-        await self._say("checkpoint.saved", f"v{result.version:06d}", saved, id=f"{cause}.saved.{manifest.digest}")
-        done = batch.done.values()
-        await self._say(
-            "batch.stepped",
-            batch.id,
-            e.BatchStepped(
-                step=batch.data.step,
-                version=result.version,
-                members=batch.data.members,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                lr=result.lr,
-                micro_steps=result.micro_steps,
-                tokens=sum(each.tokens for each in done),
-                targets=sum(each.targets for each in done),
-                executions=sum(each.executions for each in done),
-                masked=sum(each.masked for each in done),
-                reward=math.fsum(batch.rewards) / max(1, len(batch.rewards)),
-                gap=GapStats(
-                    sum_abs=math.fsum(each.gap.sum_abs for each in done),
-                    max_abs=max((each.gap.max_abs for each in done), default=0.0),
-                    count=sum(each.gap.count for each in done),
-                ),
-                seconds=time.monotonic() - self._began,
-            ),
-            id=f"{cause}.stepped",
-        )
-        await self._in_thread(self._drop_old_checkpoints)
-
-    async def _expose(self, version: int) -> None:
-        transport, cell = self._transport, self.cell
-        assert transport is not None
-
-        def expose() -> WeightAddress:
-            return transport.expose(cell.flat_weights(), version)
-
-        address = await self._in_thread(expose)
-        self._exposures.append(address)
-        # The version before is kept: an engine that started its pull late still finds what it was told.
-        while len(self._exposures) > 2:
-            old = self._exposures.pop(0)
-            await self._in_thread(partial(transport.withdraw, old))
-        await self._say(
+    async def _expose(self) -> None:
+        process, context, cell = self._process, self._context, self.cell
+        exchange, group, purpose = self._exchange, self._group, self.view.due
+        assert exchange is not None and group is not None and purpose != ""
+        address = await process.in_thread(lambda: exchange.expose(cell, purpose))
+        where = f"{address.peer}.{address.pointer}{address.name}"
+        await process.say(
             "weights.exposed",
-            self._context.cell,
+            context.cell,
             e.WeightsExposed(
-                version=version, purpose="publish", address=msgspec.to_builtins(address), bytes=address.bytes
+                version=cell.version,
+                purpose=purpose,
+                address=msgspec.to_builtins(address),
+                bytes=address.bytes,
+                rendezvous=group.rendezvous,
             ),
-            id=f"{self._context.run}.{self._context.cell}.exposed.{version}.{address.peer}.{address.pointer}{address.name}",
+            id=f"{context.run}.{context.cell}.exposed.{cell.version}.{where}",
         )
-
-    def _drop_old_checkpoints(self) -> None:
-        keep = self._context.config.trainer.keep_checkpoints
-        for version in sorted(self.view.checkpoints)[:-keep]:
-            path = self._context.folder / self.view.checkpoints[version]
-            if Path(path).exists():
-                shutil.rmtree(path)
-
-    async def _in_thread(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, act)

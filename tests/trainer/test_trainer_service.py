@@ -74,12 +74,19 @@ class Stage:
         released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=1)
         await self.say("rollout", "cell.role-transition", "cell-0", released)
         await self.seen("cell.role-transition", phase="acquired")
+        completed = e.CellRoleTransition(phase="completed", source="rollout", target="train", epoch=1)
+        await self.say("scheduler", "cell.role-transition", "cell-0", completed)
 
     async def open_batch(self, index: int, *, version: int, final: bool) -> None:
-        opened = e.BatchOpened(
-            step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"]
-        )
+        opened = e.BatchOpened(step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"])
         await self.say("scheduler", "batch.opened", f"b-{index:06d}", opened)
+
+    async def close(self, batch: str, micro_steps: int) -> None:
+        """The stream's end; the join window's follows once the micro-steps are done."""
+        closed = e.BatchStreamClosed(micro_steps=micro_steps, groups=["g-000000"])
+        await self.say("packer", "batch.stream-closed", batch, closed)
+        await self.seen("micro-step.done", micro_steps, batch=batch)
+        await self.say("scheduler", "batch.join-closed", batch, e.BatchJoinClosed(members=["cell-0"], epochs=[1]))
 
     async def enqueue(self, micro_step: MicroStep) -> None:
         blob = streams.micro_step_blob(micro_step.micro_step)
@@ -152,8 +159,7 @@ async def test_a_burst_is_trained_saved_and_exposed(stage: Stage, micro_steps: C
                 await stage.say("packer", "group.claimed", "g-000000", e.GroupClaimed(batch=batch))
             for each in micro_steps(batch, 3):
                 await stage.enqueue(each)
-            closed = e.BatchStreamClosed(micro_steps=3, groups=["g-000000"])
-            await stage.say("packer", "batch.stream-closed", batch, closed)
+            await stage.close(batch, 3)
             stepped = (await stage.seen("batch.stepped", version=index)).data
             assert (stepped.micro_steps, stepped.step) == (3, index)
             assert stepped.reward == (0.5 if index == 1 else 0.0)
@@ -195,10 +201,6 @@ async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the
     def end(cell: Cell) -> StepResult:
         raise TrainerError("the process ends here")
 
-    async def close() -> None:
-        closed = e.BatchStreamClosed(micro_steps=3, groups=["g-000000"])
-        await stage.say("packer", "batch.stream-closed", "b-000001", closed)
-
     steps = micro_steps("b-000001", 3)
     with monkeypatch.context() as patch:
         patch.setattr(Cell, "step", end)
@@ -209,14 +211,14 @@ async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the
                 await stage.enqueue(each)
             await stage.seen("micro-step.done", trained)
             if trained == len(steps):
-                await close()
+                await stage.close("b-000001", 3)
                 with pytest.raises(TrainerError, match="ends here"):
                     await first
     async with running(stage):
         await stage.seen("micro-step.released", trained)
         if trained < len(steps):
             await stage.enqueue(steps[2])
-            await close()
+            await stage.close("b-000001", 3)
         broken = (await stage.seen("batch.stepped")).data
     whole = stage.build(stage.context())
     whole.begin_batch()
@@ -256,5 +258,5 @@ async def test_what_follows_from_a_fact_may_arrive_before_its_acknowledgement(
         for index, batch in enumerate(("b-000001", "b-000002"), start=1):
             for each in micro_steps(batch, 1):
                 await stage.enqueue(each)
-            await stage.say("packer", "batch.stream-closed", batch, e.BatchStreamClosed(micro_steps=1, groups=[]))
+            await stage.close(batch, 1)
             assert (await stage.seen("batch.stepped", version=index)).data.micro_steps == 1

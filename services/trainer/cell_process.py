@@ -1,0 +1,76 @@
+"""What a training cell's process stands on: LOG folded into its view, facts said into LOG, and a thread for torch.
+
+Invariants: `view` is changed by LOG alone, and what was said counts once LOG has shown it; torch work runs in one thread
+of its own, so the process keeps reading the log meanwhile. One task at a time waits for changes of the view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from schemas.units import Value
+from services.mesh.service import Context
+from services.trainer.batch_view import BatchView
+
+T = TypeVar("T")
+
+
+class CellProcess:
+    """`read_past()` once, then `follow()` for as long as the process lives; `changed` is set by every event."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.view = BatchView(cell=context.cell, shared=context.config.cells.trainable > 1)
+        self.changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._folded = 0
+        """Sequence up to which `view` holds LOG."""
+
+    async def read_past(self) -> int:
+        """Folds everything in LOG now; returns the sequence to go on after."""
+        past, self._folded = await self.context.history()
+        for event in past:
+            self.view.fold(event)
+        return self._folded
+
+    async def follow(self) -> None:
+        async for event in self.context.events(self._folded):
+            self.view.fold(event)
+            self._folded = event.seq
+            self.changed.set()
+
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
+        """Whether the condition over `view` came true, at the latest after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def say(
+        self,
+        kind: str,
+        entity: str,
+        data: Value,
+        *,
+        id: str,
+        causation: int = 0,
+        claim: tuple[str, int] | None = None,
+    ) -> int:
+        """Says a fact and returns when `view` holds it, so that the next turn is taken on what follows from it."""
+        seq = await self.context.say(kind, entity, data, id=id, causation=causation, claim=claim)
+        await self.until(lambda: self._folded >= seq)
+        return seq
+
+    async def in_thread(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+    def close(self) -> None:
+        """Waits for what runs in the thread."""
+        self._thread.shutdown(wait=True)
