@@ -14,6 +14,7 @@ import types
 import typing
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -71,7 +72,8 @@ class Harness(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     command: list[str]
     """Program of the harness; `{python}`, `{here}`, `{instruction}` (a file) and `{report}` (a file) are filled in."""
     env: dict[str, str] = {}
-    """Added to the small clean environment of the harness."""
+    """Added to the small clean environment of the harness. `{env:NAME}` stands for a variable of the harness service's
+    own environment: write secrets so, since the configuration goes into the log."""
     model: str = "policy"
     """Model name that the harness is told."""
     timeout_s: float = 600.0
@@ -119,7 +121,7 @@ class Trajectories(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     J_max: int = 5
     """Most trajectories that one execution may contribute (section 'Trajectory sampling')."""
     database: str = ""
-    """SQLAlchemy URL; empty means SQLite in the run's folder."""
+    """SQLAlchemy URL; empty means SQLite in the run's folder. A password is written `{env:NAME}`."""
     advantage: Literal["mean_std", "mean"] = "mean_std"
     """Group-relative advantage: (r - mean) / (std + 1e-4), or r - mean."""
 
@@ -247,6 +249,11 @@ def validate(config: Config, *, where: str) -> None:
         )
     if config.bus.url and not config.bus.url.startswith(("nats://", "tls://", "ws://", "wss://")):
         refuse(f"bus.url = {config.bus.url!r} is no address", "write nats://HOST:PORT, or leave it empty")
+    # The configuration is in the log, and a log can be shared.
+    if urlsplit(config.bus.url).password:
+        refuse("bus.url holds a password, which would go into the log", "name the server without credentials")
+    if "{env:" not in (urlsplit(config.trajectories.database).password or "{env:"):
+        refuse("trajectories.database holds a password, which would go into the log", "write {env:NAME} in its place")
     if not all(0 <= beta < 1 for beta in config.trainer.betas):
         refuse(f"trainer.betas = {list(config.trainer.betas)} are not in [0, 1)", "they are decay rates of averages")
     if config.harness.overall_timeout_s < config.harness.timeout_s:

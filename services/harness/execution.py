@@ -25,6 +25,7 @@ from schemas.units import Counters, FinishReason, TaskRef
 from services.harness.book import Attempt, Book
 from services.harness.folder import ExecutionFolder
 from services.mesh.clock import MICROSECONDS
+from services.mesh.environment import fill
 from services.mesh.guard import Guard
 from services.mesh.process_group import Group, Launch, clean_environment
 from services.mesh.service import Context
@@ -182,7 +183,7 @@ class Execution:
             "{report}": str(self._folder.report),
         }
         environment = {
-            **harness.env,
+            **{name: fill(value, key=f"harness.env.{name}") for name, value in harness.env.items()},
             "ANTHROPIC_BASE_URL": self._all.book.proxy,
             "ANTHROPIC_AUTH_TOKEN": make_token(context.secret, attempt.execution, attempt.attempt),
             "ANTHROPIC_MODEL": harness.model,

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy import URL
 
+from services.mesh.environment import fill
 from services.mesh.service import Context, announce
 from services.mesh.shell import Shell
 from services.trajectories.core.outcome import Outcome
@@ -31,7 +32,8 @@ FRESH_S = 10.0
 
 def database_url(context: Context) -> str | URL:
     """The configured database, or SQLite in the run's folder."""
-    return context.config.trajectories.database or URL.create("sqlite", database=str(context.folder / DATABASE))
+    configured = fill(context.config.trajectories.database, key="trajectories.database")
+    return configured or URL.create("sqlite", database=str(context.folder / DATABASE))
 
 
 async def serve(context: Context) -> None:
