@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +160,18 @@ def make_cell(world: None, policy: Path, tmp_path: Path) -> Iterator[Callable[..
     yield make
     for cell in made:
         cell.close()
+
+
+@pytest.fixture
+def micro_steps(
+    pack: Callable[..., MicroStep], sample: Callable[..., list[Any]], policy_model: Any
+) -> Callable[[str, int], list[MicroStep]]:
+    def make(batch: str, count: int) -> list[MicroStep]:
+        made = []
+        for index in range(count):
+            rows = sample(policy_model, seed=index, count=4)
+            advantages = {name: 1.0 - 2.0 * (i % 2) for i, name in enumerate(dict.fromkeys(r.execution for r in rows))}
+            made.append(pack(rows, advantages, name=f"m-{batch[2:]}.{index:03d}", batch=batch))
+        return made
+
+    return make

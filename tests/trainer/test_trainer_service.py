@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,101 +11,18 @@ import numpy as np
 import pytest
 
 from schemas import events as e
-from schemas import streams
-from schemas.config import from_tree
 from schemas.envelope import Event
 from schemas.errors import TrainerError
-from schemas.events import RunStarted
-from schemas.micro_steps import MicroStep, encode
+from schemas.micro_steps import MicroStep
 from schemas.units import Reward
-from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
-from services.mesh.codec import decode
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
-from services.mesh.publisher import Publisher
 from services.mesh.service import Context
 from services.mesh.weights.transport import WeightAddress, open_transport
 from services.trainer.batch_view import BatchView
 from services.trainer.cell import Cell, StepResult
-from services.trainer.service import CellTrainer
-
-RUN = "r-trainer"
-
-
-class Stage:
-    def __init__(self, bus: Bus, tmp: Path, build: Callable[[Context], Cell]) -> None:
-        tree = {
-            "name": "t",
-            "harness": {"command": ["true"]},
-            "steps": 2,
-            "scheduler": {"N": 4, "B": 2, "mu": 2, "phi": 0.0},
-            "rollout": {"transport": "shared-memory"},
-        }
-        self.bus, self.clock, self.build = bus, SystemClock(), build
-        self.started = RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test")
-        self.tmp = tmp
-        self._said = 0
-
-    def context(self) -> Context:
-        return Context(
-            bus=self.bus,
-            clock=self.clock,
-            started=self.started,
-            run=RUN,
-            service="trainer",
-            instance="trainer-cell-0",
-            folder=self.tmp,
-            cache=self.tmp,
-            here=self.tmp,
-            secret=b"s",
-            cell="cell-0",
-        )
-
-    async def say(self, owner: str, kind: str, entity: str, data: Any) -> int:
-        self._said += 1
-        publisher = Publisher(bus=self.bus, clock=self.clock, run=RUN, owner=owner, instance=owner)
-        return await publisher.say(kind, entity, data, id=f"{owner}.{kind}.{self._said}")
-
-    async def enter_training(self) -> None:
-        decided = e.CellRoleTransition(phase="decided", source="rollout", target="train", epoch=1)
-        await self.say("scheduler", "cell.role-transition", "cell-0", decided)
-        released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=1)
-        await self.say("rollout", "cell.role-transition", "cell-0", released)
-        await self.seen("cell.role-transition", phase="acquired")
-        completed = e.CellRoleTransition(phase="completed", source="rollout", target="train", epoch=1)
-        await self.say("scheduler", "cell.role-transition", "cell-0", completed)
-
-    async def open_batch(self, index: int, *, version: int, final: bool) -> None:
-        opened = e.BatchOpened(step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"])
-        await self.say("scheduler", "batch.opened", f"b-{index:06d}", opened)
-
-    async def close(self, batch: str, micro_steps: int) -> None:
-        """The stream's end; the join window's follows once the micro-steps are done."""
-        closed = e.BatchStreamClosed(micro_steps=micro_steps, groups=["g-000000"])
-        await self.say("packer", "batch.stream-closed", batch, closed)
-        await self.seen("micro-step.done", micro_steps, batch=batch)
-        await self.say("scheduler", "batch.join-closed", batch, e.BatchJoinClosed(members=["cell-0"], epochs=[1]))
-
-    async def enqueue(self, micro_step: MicroStep) -> None:
-        blob = streams.micro_step_blob(micro_step.micro_step)
-        await self.bus.put_blob(blob, encode(micro_step))
-        data = e.MicroStepEnqueued(batch=micro_step.batch, index=0, blob=blob, tokens=micro_step.token_count, rows=[])
-        await self.say("packer", "micro-step.enqueued", micro_step.micro_step, data)
-
-    async def seen(self, kind: str, count: int = 1, **wanted: Any) -> Event:
-        async with self.bus.read(streams.log_stream(RUN), 0) as reader:
-            async for stored in reader:
-                event = decode(stored)
-                if event.kind == kind and all(getattr(event.data, key) == value for key, value in wanted.items()):
-                    count -= 1
-                    if count == 0:
-                        return event
-        raise AssertionError("the log ended")
-
-    async def log(self) -> list[Event]:
-        end = await self.bus.last_seq(streams.log_stream(RUN))
-        return [decode(s) async for s in self.bus.read_range(streams.log_stream(RUN), 0, end)]
+from tests.trainer.stage import RUN, Stage, running
 
 
 @pytest.fixture
@@ -115,36 +31,6 @@ async def stage(tmp_path: Path, make_cell: Callable[..., Cell]) -> AsyncIterator
     await bus.open_run()
     yield Stage(bus, tmp_path, lambda context: make_cell())
     await bus.close()
-
-
-@pytest.fixture
-def micro_steps(
-    pack: Callable[..., MicroStep], sample: Callable[..., list[Any]], policy_model: Any
-) -> Callable[[str, int], list[MicroStep]]:
-    def make(batch: str, count: int) -> list[MicroStep]:
-        made = []
-        for index in range(count):
-            rows = sample(policy_model, seed=index, count=4)
-            advantages = {name: 1.0 - 2.0 * (i % 2) for i, name in enumerate(dict.fromkeys(r.execution for r in rows))}
-            made.append(pack(rows, advantages, name=f"m-{batch[2:]}.{index:03d}", batch=batch))
-        return made
-
-    return make
-
-
-@contextlib.asynccontextmanager
-async def running(stage: Stage) -> AsyncIterator[asyncio.Task[None]]:
-    context = stage.context()
-    trainer = CellTrainer(context, build=stage.build)
-    task = asyncio.create_task(trainer.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, TrainerError):
-            await task
-        await trainer.close()
-        await context.health.stop()
 
 
 async def test_a_burst_is_trained_saved_and_exposed(stage: Stage, micro_steps: Callable[..., list[MicroStep]]) -> None:
