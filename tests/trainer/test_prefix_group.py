@@ -1,0 +1,120 @@
+"""The prefix group over real sockets, its members in threads: sums, broadcasts, members that are late, gone or new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import TrainerError
+from services.trainer.batch_view import Meeting
+from services.trainer.prefix_group import PrefixGroup
+
+
+class Members:
+    def __init__(self, size: int, timeout_s: float = 5.0) -> None:
+        self.groups = [PrefixGroup(host=rank == 0, timeout_s=timeout_s) for rank in range(size)]
+        self.threads = ThreadPoolExecutor(size)
+
+    def meeting(self, batch: str, rank: int, key: str = "k") -> Meeting:
+        return Meeting(rendezvous=self.groups[0].rendezvous, key=key, batch=batch, rank=rank, size=len(self.groups))
+
+    def each(self, act: Callable[[PrefixGroup, int], Any]) -> list[Any]:
+        """The act of every member, at the same time; an error is a result."""
+
+        def one(rank: int) -> Any:
+            try:
+                return act(self.groups[rank], rank)
+            except TrainerError as error:
+                return error
+
+        return list(self.threads.map(one, range(len(self.groups))))
+
+    def meet(self, batch: str, key: str = "k") -> None:
+        assert self.each(lambda group, rank: group.meet(self.meeting(batch, rank, key), 5.0)) == [True] * len(
+            self.groups
+        )
+
+    def sum(self) -> Sequence[float]:
+        """What the core has after every member gave 10 to the power of its rank, in both of two buffers."""
+        buffers = [[torch.full((64,), 10.0**rank), torch.full((3,), 10.0**rank)] for rank in range(len(self.groups))]
+        assert self.each(lambda group, rank: group.reduce(buffers[rank])) == [None] * len(self.groups)
+        return [float(value) for buffer in buffers[0] for value in buffer.unique()]
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    members = Members(3)
+    yield members
+    members.close()
+
+
+def test_the_core_gets_the_sum_and_sends_weights(members: Members) -> None:
+    members.meet("b-000001")
+    assert members.sum() == [111.0, 111.0]
+    arrays = [np.full(8, float(rank), np.float32) for rank in range(3)]
+    members.each(lambda group, rank: group.broadcast(arrays[rank]))
+    assert [set(array) for array in arrays] == [{0.0}] * 3
+
+
+def test_a_group_is_kept_while_everybody_has_it(members: Members) -> None:
+    members.meet("b-000001")
+    first = repr(members.groups[0])
+    members.meet("b-000002")
+    assert repr(members.groups[0]) == first
+    assert members.sum() == [111.0, 111.0]
+    members.groups[2].leave()
+    members.meet("b-000003")
+    assert [repr(group) != first for group in members.groups] == [True] * 3
+    assert members.sum() == [111.0, 111.0]
+    members.meet("b-000003", key="another process")
+    assert "another process" in repr(members.groups[1])
+    assert members.sum() == [111.0, 111.0]
+
+
+def test_whoever_waits_for_a_member_can_give_up(members: Members) -> None:
+    missing = members.meeting("b-000001", 1)
+    assert not members.groups[1].meet(missing, 0.01)
+    assert not members.groups[0].meet(members.meeting("b-000001", 0), 0.01)
+    assert not members.groups[1].joined
+    members.meet("b-000001", key="with the others")
+    assert members.sum() == [111.0, 111.0]
+
+
+def test_a_member_that_leaves_in_a_reduction_ends_it_for_all(members: Members) -> None:
+    members.meet("b-000001")
+
+    def act(group: PrefixGroup, rank: int) -> None:
+        group.leave() if rank == 2 else group.reduce([torch.ones(64)])
+
+    results = members.each(act)
+    # A satellite has given its part as soon as it is sent.
+    assert isinstance(results[0], TrainerError)
+    assert not members.groups[0].joined
+    with pytest.raises(TrainerError, match="in no group"):
+        members.groups[0].reduce([torch.ones(64)])
+
+
+def test_a_core_that_is_gone_is_an_error() -> None:
+    pair = Members(2, timeout_s=1.0)
+    pair.meet("b-000001")
+    pair.groups[0].close()
+    with pytest.raises(TrainerError, match="could not"):
+        pair.groups[1].broadcast(np.zeros(8, np.float32))
+    with pytest.raises(TrainerError, match="could not meet"):
+        pair.groups[1].meet(pair.meeting("b-000002", 1), 0.01)
+    pair.close()
