@@ -41,6 +41,7 @@ def run(
     json: Json = False,
     dry_run: Annotated[bool, Flag] = False,
     no_progress: Annotated[bool, Flag] = False,
+    chaos: Annotated[int | None, Parameter(name="--chaos")] = None,
 ) -> int:
     """Start the mesh, train, and show progress until the run is over.
 
@@ -52,12 +53,14 @@ def run(
         Print what would run, and start nothing.
     no_progress
         Show only the summary.
+    chaos
+        Kill every process once meanwhile, at moments drawn from this seed, to see that the run survives it.
     """
     from services.cli.run_command import dry, train
 
     if dry_run:
-        return dry(file, overrides or [], state=state, json=json)
-    return train(file, overrides or [], state=state, json=json, quiet=no_progress)
+        return dry(file, overrides or [], state=state, json=json, chaos=chaos)
+    return train(file, overrides or [], state=state, json=json, quiet=no_progress, chaos=chaos)
 
 
 @app.command

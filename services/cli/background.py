@@ -25,6 +25,7 @@ from services.mesh.processes import Mesh, Process, is_alive, last_line, read_mes
 UP_LOG = "up.log"
 POLL_S = 0.2
 PROBE_S = 2.0
+READY = "ready"
 DOWN_S = 90.0
 
 
@@ -127,13 +128,14 @@ async def _health(process: Process, url: str) -> Health:
     elif not url:
         health = "starting"
     else:
-        health = await asyncio.to_thread(_probe, url)
+        health = await asyncio.to_thread(probe, url)
     return Health(
         name=process.name, state=process.state, pid=process.pid, restarts=process.restarts, health=health
     )
 
 
-def _probe(url: str) -> str:
+def probe(url: str) -> str:
+    """What a service answers to `/readyz`: `ready`, the reason why not, or that it doesn't answer. Blocks."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=PROBE_S) as answer:
             body = answer.read()

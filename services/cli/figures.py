@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from services.cli.chaos_plan import Killed
 from services.cli.progress import Progress
 
 Figure = float | int | None
@@ -43,7 +44,7 @@ _OPS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a run came to."""
 
     name: str
@@ -55,6 +56,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, Any]
     run: str
     finished: str
+    chaos: list[Killed] = []
+    """What `--chaos` killed."""
 
 
 def figures(progress: Progress, *, peak_rss_bytes: int) -> dict[str, Figure]:
@@ -97,9 +100,16 @@ def targets(progress: Progress) -> list[Target]:
     return wanted
 
 
-def summarize(progress: Progress, *, peak_rss_bytes: int) -> Summary:
+def summarize(
+    progress: Progress, *, peak_rss_bytes: int, killed: Sequence[Killed] = (), kills: int | None = None
+) -> Summary:
+    """`kills` is how many processes were to be killed, `killed` those that were; None when none were to be."""
     found = figures(progress, peak_rss_bytes=peak_rss_bytes)
     wanted = targets(progress)
+    if kills is not None:
+        # One that did not come back is not survived.
+        found["kills"] = sum(each.ready_after_s is not None for each in killed)
+        wanted.append(Target(name="kills", op=">=", bound=kills))
     missed = [target.name for target in wanted if not target.holds(found[target.name])]
     return Summary(
         name=progress.config.name if progress.config else "",
@@ -110,6 +120,7 @@ def summarize(progress: Progress, *, peak_rss_bytes: int) -> Summary:
         machine=machine(),
         run=progress.run,
         finished=progress.finished,
+        chaos=list(killed),
     )
 
 

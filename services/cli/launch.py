@@ -28,6 +28,7 @@ from schemas.config import Config
 from schemas.errors import Conflict, EnvironmentMissing
 from schemas.events import RunFinished, RunStarted
 from schemas.units import TaskRef
+from services.cli.chaos import Chaos
 from services.cli.figures import Summary, summarize
 from services.cli.places import Places
 from services.cli.plan import service_specs
@@ -89,9 +90,11 @@ async def launch(
     view: View,
     plan: Plan | None = None,
     settle_s: float = SETTLE_S,
+    chaos_seed: int | None = None,
 ) -> tuple[Summary, int]:
     """Start the mesh, follow it to its end, take it down. Returns the summary and the signal that stopped it, or 0.
 
+    With `chaos_seed` every process is killed once meanwhile (see services.cli.chaos).
     Raises EnvironmentMissing when the bus doesn't come up or a service keeps failing.
     """
     with Stops().listening() as stops:
@@ -111,13 +114,24 @@ async def launch(
                 )
                 progress = Progress()
                 specs = (plan or _plan(config, places, here))(run, url)
+                chaos = None
+                if chaos_seed is not None:
+                    names = [spec.name for spec in specs]
+                    chaos = Chaos(seed=chaos_seed, config=config, services=names, own_bus=server is not None)
                 try:
-                    await _follow(bus, publisher, began, supervisor, specs, server, progress, stops, view, settle_s)
+                    await _follow(
+                        bus, publisher, began, supervisor, specs, server, progress, stops, view, settle_s, chaos
+                    )
                 finally:
                     view.note("stopping services")
                     supervisor.rss_bytes()
                     await supervisor.stop(grace_s=GRACE_S)
-                summary = summarize(progress, peak_rss_bytes=supervisor.peak_rss_bytes)
+                summary = summarize(
+                    progress,
+                    peak_rss_bytes=supervisor.peak_rss_bytes,
+                    killed=chaos.killed if chaos else (),
+                    kills=len(chaos.plan) if chaos else None,
+                )
                 (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
                 return summary, stops.signum
             finally:
@@ -168,14 +182,18 @@ async def _follow(
     stops: Stops,
     view: View,
     settle_s: float,
+    chaos: Chaos | None,
 ) -> None:
-    reader = asyncio.create_task(_read(bus, publisher.run, progress, view, settle_s))
-    tick = asyncio.create_task(_tick(supervisor, server, view))
+    reader = asyncio.create_task(_read(bus, publisher.run, progress, view, settle_s, chaos))
+    tick = asyncio.create_task(_tick(supervisor, server, view, SERVER_RESTARTS + (chaos is not None)))
     asked = asyncio.create_task(stops.asked.wait())
+    tasks: list[asyncio.Task[Any]] = [reader, tick, asked]
     try:
         for spec in specs:
             await supervisor.start(spec)
-        waiting: list[asyncio.Future[Any]] = [reader, tick, supervisor.failed, asked]
+        if chaos is not None:
+            tasks.append(asyncio.create_task(chaos.run(supervisor, server, bus, view.note)))
+        waiting: list[asyncio.Future[Any]] = [*tasks, supervisor.failed]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not progress.finished:
             view.note("asked to stop" if asked in done else "something keeps failing: stopping")
@@ -189,9 +207,9 @@ async def _follow(
         if not reader.done():
             await _settle(reader, settle_s)
     finally:
-        for task in (reader, tick, asked):
-            task.cancel()
-        await asyncio.gather(reader, tick, asked, return_exceptions=True)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _settle(reader: asyncio.Task[None], settle_s: float) -> None:
@@ -201,7 +219,7 @@ async def _settle(reader: asyncio.Task[None], settle_s: float) -> None:
             await reader
 
 
-async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: float) -> None:
+async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: float, chaos: Chaos | None) -> None:
     """Until the run is finished and no harness runs any more."""
     overdue: float | None = None
     reading = bus.read(streams.log_stream(run), 0)
@@ -215,11 +233,14 @@ async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: fl
                     stored = await anext(reading)
             except TimeoutError:
                 return
-            progress.apply(decode(stored))
+            event = decode(stored)
+            progress.apply(event)
             view.update(progress)
+            if chaos is not None:
+                chaos.observe(event)
 
 
-async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View) -> None:
+async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View, limit: int) -> None:
     """Memory, and the event bus, which is restarted when it dies: its store holds every acknowledged event."""
     restarts = 0
     while True:
@@ -228,7 +249,7 @@ async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View) -
         if server is None or server.running:
             continue
         restarts += 1
-        if restarts > SERVER_RESTARTS:
+        if restarts > limit:
             raise EnvironmentMissing(
                 f"nats-server ended {restarts} times", where=str(server.log_file), remedy="read that log"
             )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from schemas.config import Config, load
 from services.cli import preflight, prepare
+from services.cli.chaos import processes
+from services.cli.chaos_plan import Kill, plan
 from services.cli.figures import Summary
 from services.cli.launch import launch
 from services.cli.output import quiet_logs, say, say_json, table
@@ -16,7 +18,7 @@ from services.cli.plan import service_specs
 from services.cli.view import View, open_view
 
 
-def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: bool) -> int:
+def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: bool, chaos: int | None = None) -> int:
     """The whole run. Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
     config, here, places = load(file, overrides), file.absolute().parent, Places(state)
     quiet_logs()
@@ -26,7 +28,8 @@ def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: b
         try:
             prepared(config, here=here, places=places, view=view)
             tasks = preflight.inputs(config, places)
-            summary, signum = asyncio.run(launch(config, tasks=tasks, here=here, places=places, view=view))
+            running = launch(config, tasks=tasks, here=here, places=places, view=view, chaos_seed=chaos)
+            summary, signum = asyncio.run(running)
         finally:
             view.close()
     if json:
@@ -56,11 +59,15 @@ def prepared(config: Config, *, here: Path, places: Places, view: View) -> None:
             view.note(f"made {step.makes} in {time.monotonic() - began:.0f} s")
 
 
-def dry(file: Path, overrides: list[str], *, state: Path, json: bool) -> int:
-    """Say what would run."""
+def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int | None = None) -> int:
+    """Say what would run, and what would be killed when."""
     config, here, places = load(file, overrides), file.absolute().parent, Places(state)
     steps = prepare.steps(config, cache=places.cache, here=here)
     specs = service_specs(config, run="RUN", url=config.bus.url or "URL", state=places.root, here=here)
+    kills: list[Kill] = []
+    if chaos is not None:
+        names = processes([spec.name for spec in specs], own_bus=not config.bus.url)
+        kills = plan(names, seed=chaos, steps=config.steps)
     if json:
         say_json(
             {
@@ -69,6 +76,7 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool) -> int:
                 "prepare": [{"makes": s.makes, "ready": s.ready, "command": s.command} for s in steps],
                 "bus": config.bus.url or f"nats-server in {places.nats}",
                 "services": [{"name": spec.name, "command": spec.command} for spec in specs],
+                "chaos": kills,
             }
         )
         return 0
@@ -80,6 +88,8 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool) -> int:
     say(f"event bus: {config.bus.url or f'nats-server in {places.nats}'}")
     for spec in specs:
         say(f"service {spec.name}: {' '.join(spec.command[1:])}")
+    for kill in kills:
+        say(f"chaos kills {kill.process} at step {kill.at:.2f}")
     return 0
 
 
@@ -97,6 +107,7 @@ def closing(summary: Summary, places: Places) -> list[str]:
         "",
         f"Run {summary.run} {how}.",
         *table(rows),
+        *survived(summary),
         "",
         f"  log          gyre events --run {summary.run}{state}",
         f"  checkpoints  {folder / 'checkpoints'}",
@@ -109,6 +120,17 @@ def closing(summary: Summary, places: Places) -> list[str]:
         "  gyre replay run.gyre    every decision taken again and compared",
         f"  gyre events --kind 'cell.*'{state}",
     ]
+
+
+def survived(summary: Summary) -> list[str]:
+    """What was killed, as lines; none in a run without chaos."""
+    if not summary.chaos:
+        return []
+    rows = [("  killed", "after step", "event", "ready again after")]
+    for each in summary.chaos:
+        ready = "never" if each.ready_after_s is None else f"{each.ready_after_s:.1f} s"
+        rows.append((f"  {each.process}", str(each.at_step), str(each.at_sequence), ready))
+    return ["", *table(rows)]
 
 
 def _number(value: float | int | None) -> str:

@@ -110,11 +110,16 @@ class Supervisor:
         self._spawned: dict[str, asyncio.Event] = {}
         self._descendants: dict[str, dict[int, float]] = {}
         self._stopping: set[str] = set()
+        self._excused: set[str] = set()
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
         states = " ".join(f"{name}:{entry.state}" for name, entry in self._entries.items())
         return f"<Supervisor {self._mesh.run} [{states}]>"
+
+    @property
+    def run(self) -> str:
+        return self._mesh.run
 
     @property
     def services(self) -> list[Process]:
@@ -150,6 +155,10 @@ class Supervisor:
         if not self.failed.done():
             self.failed.cancel()
         return killed
+
+    def excuse(self, name: str) -> None:
+        """The next end of that service is our own doing: it starts again, and no failure is counted."""
+        self._excused.add(name)
 
     async def kill(self) -> None:
         """End all services at once, by force."""
@@ -190,7 +199,10 @@ class Supervisor:
                 if code == 0 and not spec.lasting:
                     self._set(entry, "done")
                     return
-                failures = failures + 1 if time.monotonic() - began < self.backoff.quick_s else 1
+                if spec.name in self._excused:
+                    self._excused.discard(spec.name)
+                else:
+                    failures = failures + 1 if time.monotonic() - began < self.backoff.quick_s else 1
                 if failures >= self.backoff.limit:
                     self._give_up(entry, failures)
                     return

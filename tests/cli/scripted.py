@@ -1,9 +1,10 @@
-"""A mesh of two scripted services for the command line's tests: no models, one short run.
+"""A mesh of scripted services for the command line's tests: no models, one short run.
 
     python scripted.py ROLE RUN URL FILE
 
-`scheduler` opens the run's few events and ends it when told; `worker` joins and stays. FILE is a FIFO: the scheduler
-ends the run once somebody has written to it (`go`); a worker told `crash` as ROLE ends at once with words.
+`scheduler` opens the run's few events and ends it when told; any other joins and stays, one called `rollout-...` with
+an engine beside it, a process without which it ends. FILE is a FIFO: the scheduler ends the run once somebody has
+written to it (`go`); a worker told `crash` as ROLE ends at once with words.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from schemas import events as e
 from schemas.units import Counters, GapStats
 from services.mesh.clock import SystemClock
+from services.mesh.health import Health
 from services.mesh.nats_bus import NatsBus, connect
 from services.mesh.publisher import Publisher
 
@@ -38,7 +40,6 @@ class Voice:
 
 async def script(voice: Voice, go: Path) -> None:
     say = voice.say
-    await say("scheduler", "service.joined", "scheduler", e.ServiceJoined(url="http://127.0.0.1:9", pid=os.getpid()))
     joined = e.CellJoined(index=0, capacity=4, url="", engine="scripted", version=0, capabilities=[])
     await say("rollout", "cell.joined", "cell-0", joined)
     execution = e.ExecutionDispatched(group="g-000000", member=0, task="t")
@@ -76,6 +77,14 @@ async def script(voice: Voice, go: Path) -> None:
     await say("scheduler", "run.finished", voice.run, e.RunFinished(steps=2, reason="steps_done"))
 
 
+async def join(voice: Voice, role: str) -> None:
+    health = Health(service=role, instance=role)
+    health.ready = lambda: ""
+    speaker = Publisher(bus=voice.bus, clock=SystemClock(), run=voice.run, owner="scheduler", instance=role)
+    joined = e.ServiceJoined(url=await health.start(), pid=os.getpid())
+    await speaker.say("service.joined", role, joined, id=f"{voice.run}.{role}.joined.{os.getpid()}")
+
+
 async def main(role: str, run: str, url: str, go: str) -> None:
     if role == "crash":
         sys.exit("ImportError: libabsent.so.9: cannot open shared object file")
@@ -83,12 +92,21 @@ async def main(role: str, run: str, url: str, go: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     voice = Voice(bus, run)
+    engine = await asyncio.create_subprocess_exec("sleep", "600") if role.startswith("rollout-") else None
+    await join(voice, role)
     if role == "scheduler":
         telling = asyncio.create_task(script(voice, Path(go)))
         done, _ = await asyncio.wait([telling, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
         if telling not in done:
             os._exit(0)
         telling.result()
+    if engine is not None:
+        died = asyncio.create_task(engine.wait())
+        await asyncio.wait([died, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            sys.exit("the engine died")
+        engine.terminate()
+        await died
     await stop.wait()
     await bus.close()
 

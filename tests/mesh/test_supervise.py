@@ -105,6 +105,16 @@ async def test_a_service_that_keeps_failing_is_given_up_with_its_last_words(benc
     assert bench.entry("one").state == "failed"
 
 
+async def test_an_end_of_our_own_doing_is_no_failure(bench: Bench, tmp_path: Path) -> None:
+    await bench.start("one", "note", tmp_path / "notes", "here", "stay")
+    for kills in range(1, 2 * QUICK.limit):
+        await bench.lines(tmp_path / "notes", kills)
+        bench.supervisor.excuse("one")
+        os.kill(bench.entry("one").pid, signal.SIGKILL)
+    await bench.lines(tmp_path / "notes", 2 * QUICK.limit)
+    assert not bench.supervisor.failed.done()
+
+
 async def test_a_program_that_does_not_exist_is_refused_at_once(bench: Bench) -> None:
     with pytest.raises(EnvironmentMissing, match="no-such-program"):
         await bench.supervisor.start(Spec(name="one", command=["/no-such-program"]))
