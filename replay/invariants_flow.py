@@ -138,6 +138,43 @@ def capacity(log: Log) -> Iterator[Violation]:
             yield violation("capacity", event, f"{target} holds {loads[target]} of {limits.get(target, 0)}")
 
 
+def attempts(log: Log) -> Iterator[Violation]:
+    """Attempts of an execution follow each other: the next is placed when the one before was lost, nothing of an old
+    one counts, and what is sealed, settled and trained is the attempt that finished."""
+    newest: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    finished: dict[str, int] = {}
+    for event in log:
+        name = event.entity
+        match event.data:
+            case e.ExecutionPlaced() as data:
+                before = newest.get(name, -1)
+                if data.attempt != before + 1 or lost.get(name, -1) != before:
+                    yield violation("attempts", event, f"attempt {data.attempt} placed after {before}, which was not lost")
+                newest[name] = data.attempt
+            case e.ExecutionLost() as data:
+                lost[name] = max(lost.get(name, -1), data.attempt)
+            case e.ExecutionStarted() | e.ExecutionFinished() as data:
+                # One that the end of the run overtook may end before its next attempt is placed.
+                current = max(newest.get(name, 0), lost.get(name, -1) + 1)
+                verb = event.kind.partition(".")[2]
+                if data.attempt != current:
+                    yield violation("attempts", event, f"{verb} attempt {data.attempt}, the newest is {current}")
+                if verb == "finished":
+                    finished.setdefault(name, data.attempt)
+            case e.ExecutionSealed() | e.ExecutionSettled() as data:
+                if data.attempt != finished.get(name, data.attempt):
+                    verb = event.kind.partition(".")[2]
+                    what = f"{verb} attempt {data.attempt}, attempt {finished[name]} finished"
+                    yield violation("attempts", event, what)
+            case e.GroupMaterialized() as data:
+                for row in data.rows:
+                    if row.attempt != finished.get(row.execution, row.attempt):
+                        ended = finished[row.execution]
+                        what = f"a row of {row.execution} is of attempt {row.attempt}, attempt {ended} finished"
+                        yield violation("attempts", event, what)
+
+
 def transitions_serial(log: Log) -> Iterator[Violation]:
     """One cell changes its role at a time."""
     moving = ""
@@ -220,5 +257,5 @@ def staleness_said(log: Log) -> Iterator[Violation]:
 
 ALL: dict[str, Invariant] = {
     each.__name__: each
-    for each in (said_once, ledger, waterlevel, capacity, transitions_serial, staleness, staleness_said)
+    for each in (said_once, ledger, waterlevel, capacity, attempts, transitions_serial, staleness, staleness_said)
 }

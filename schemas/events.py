@@ -114,6 +114,12 @@ class ExecutionStarted(Value, frozen=True, kw_only=True):
     attempt: int
 
 
+class ExecutionLost(Value, frozen=True, kw_only=True):
+    attempt: int
+    reason: str
+    """In our own words."""
+
+
 class ExecutionFinished(Value, frozen=True, kw_only=True):
     attempt: int
     reason: FinishReason

@@ -47,6 +47,7 @@ _TABLE = [
     _kind("execution.dispatched", {"scheduler": "decision"}, True, e.ExecutionDispatched, "An execution entered the queue; d rises."),
     _kind("execution.placed", {"scheduler": "decision"}, False, e.ExecutionPlaced, "Permission to start, and the engine that serves it."),
     _kind("execution.started", {"harness": "fact"}, False, e.ExecutionStarted, "The harness process runs; p rises."),
+    _kind("execution.lost", {"harness": "fact"}, False, e.ExecutionLost, "The attempt is gone with its host; the next one starts."),
     _kind("execution.finished", {"harness": "fact"}, True, e.ExecutionFinished, "The execution terminated; f rises."),
     _kind("execution.sealed", {"proxy": "fact"}, True, e.ExecutionSealed, "No record will be added any more."),
     _kind("execution.tree-frozen", {"trajectories": "fact"}, True, e.ExecutionTreeFrozen, "The trajectory tree, in counts."),

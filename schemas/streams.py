@@ -44,6 +44,11 @@ def owner_filter(run: str, owner: str) -> str:
     return f"gyre.{run}.{owner}.>"
 
 
+def chain_filter(run: str, owner: str, entity: str, entity_id: str) -> str:
+    """Everything one service says about one entity: where each link expects the one before."""
+    return f"gyre.{run}.{owner}.{entity}.{entity_id}.>"
+
+
 def aggregate_filter(run: str, entity: str, entity_id: str) -> str:
     """Everything said about one entity by anybody: the scope of a claim."""
     return f"gyre.{run}.*.{entity}.{entity_id}.>"

@@ -1,9 +1,10 @@
 """What LOG says of the executions, from the harness's side. Pure: events in, launches out.
 
     placed --proxy known--> due --taken--> running --execution.finished--> gone
+                                              `--execution.lost--> waiting for the placement of the next attempt
 
 Each attempt comes out of `due` once. After a restart `open` gives those that an earlier process of this service may have
-launched.
+launched. `said` chains what the service says of one execution: after `lost` nothing of that attempt can follow.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Book:
         """When each execution started first: its overall budget begins there."""
         self._task_of: dict[str, str] = {}
         self._placed: dict[str, Attempt] = {}
+        self._said: dict[str, int] = {}
+        self._lost: dict[str, Attempt] = {}
         self._begun: dict[str, int] = {}
         self._taken: dict[str, int] = {}
 
@@ -48,11 +51,14 @@ class Book:
 
     def apply(self, event: Event) -> None:
         """Take in one event of LOG, in order."""
+        if event.owner == "harness" and event.kind.startswith("execution."):
+            self.heard(event.entity, event.seq)
         match event.kind:
             case "execution.dispatched":
                 self._task_of[event.entity] = event.data.task
             case "execution.placed" if event.entity in self._task_of:
                 known = self._placed.get(event.entity)
+                self._lost.pop(event.entity, None)
                 if known is None or known.attempt < event.data.attempt:
                     self._placed[event.entity] = Attempt(
                         execution=event.entity,
@@ -64,15 +70,36 @@ class Book:
             case "execution.started":
                 self.started_us.setdefault(event.entity, event.time_us)
                 self._begun[event.entity] = max(self._begun.get(event.entity, -1), event.data.attempt)
-            case "execution.finished":
+            case "execution.lost" | "execution.finished":
                 known = self._placed.get(event.entity)
                 if known is not None and known.attempt <= event.data.attempt:
                     del self._placed[event.entity]
                     self._taken.pop(event.entity, None)
+                    if event.kind == "execution.lost":
+                        self._lost[event.entity] = known
+                elif event.kind == "execution.finished":
+                    self._lost.pop(event.entity, None)
             case "service.joined" if event.owner == "proxy":
                 self.proxy = event.data.url
             case "run.finished":
                 self.over = True
+
+    def heard(self, execution: str, seq: int) -> None:
+        """LOG holds something that this service said of the execution."""
+        self._said[execution] = max(self._said.get(execution, 0), seq)
+
+    def said(self, execution: str) -> int:
+        """Sequence of what this service said last of the execution; 0 when it said nothing."""
+        return self._said.get(execution, 0)
+
+    def age_us(self, execution: str, now_us: int) -> int:
+        """How much of the execution's overall budget is gone: time since its first start, whatever happened in it."""
+        return max(0, now_us - self.started_us.get(execution, now_us))
+
+    def unplaced(self) -> list[Attempt]:
+        """Of executions whose attempt was lost and that nobody placed again: the attempts that would be next."""
+        lost, self._lost = self._lost, {}
+        return [msgspec.structs.replace(known, attempt=known.attempt + 1) for known in lost.values()]
 
     def was_started(self, attempt: Attempt) -> bool:
         """Whether LOG says that this attempt runs."""

@@ -2,10 +2,15 @@
 
     make folder --> launch --> say started --> exit | time-out | run over --> end the group --> preserve --> say finished
 
+An attempt that an earlier process of the service launched is lost: what is left of it is ended, and the next attempt
+starts in a fresh workspace, as long as the execution's overall budget lasts.
+
 Invariants
 - `execution.finished` is said only when no process of the group lives and the workspace lies in BLOBS;
 - a launch is on disk before it is in LOG, so after a crash it is known whether there was one: what was launched is never
   launched again under the same attempt;
+- what the service says of one execution is a chain, each link expecting the one before: nothing of an attempt follows
+  its loss, whichever process says it;
 - what is said holds nothing that the harness wrote.
 """
 
@@ -20,11 +25,12 @@ import msgspec
 
 from schemas import streams
 from schemas.errors import Conflict, EnvironmentMissing, TaskError
-from schemas.events import ExecutionFinished, ExecutionStarted
-from schemas.units import Counters, FinishReason, TaskRef
+from schemas.events import ExecutionFinished, ExecutionLost, ExecutionStarted
+from schemas.units import Counters, FinishReason, TaskRef, Value
 from services.harness.book import Attempt, Book
 from services.harness.folder import ExecutionFolder
 from services.mesh.clock import MICROSECONDS
+from services.mesh.codec import decode
 from services.mesh.environment import fill
 from services.mesh.guard import Guard
 from services.mesh.process_group import Group, Launch, clean_environment
@@ -62,38 +68,41 @@ class Executions:
         await self._say_finished(attempt, finished)
 
     async def resume(self, attempt: Attempt) -> None:
-        """Close an attempt that an earlier process of the service launched: end what is left of it, preserve, report."""
-        folder = self.folder(attempt)
-        survivors = await asyncio.to_thread(folder.end_orphans)
+        """Close an attempt that an earlier process of the service launched: end what is left of it, and report."""
+        survivors = await asyncio.to_thread(self.folder(attempt).end_orphans)
         if survivors:
             self.context.log.error("orphans survived SIGKILL", execution=attempt.execution, pids=survivors)
-        if not self.book.was_started(attempt):
-            await self.say_started(attempt)
-        now = self.context.clock.now_us()
-        finished = ExecutionFinished(
+        if self.book.over:
+            await self._say_finished(attempt, self._ended(attempt, "cancelled", "the run is over"))
+        elif self.overdue(attempt):
+            await self._say_finished(attempt, self._ended(attempt, "overall_timeout", RESTARTED))
+        else:
+            await self._say(attempt, "lost", ExecutionLost(attempt=attempt.attempt, reason=RESTARTED))
+
+    def overdue(self, attempt: Attempt) -> bool:
+        """Whether the overall budget of the attempt's execution is spent."""
+        age_us = self.book.age_us(attempt.execution, self.context.clock.now_us())
+        return age_us >= round(self.context.config.harness.overall_timeout_s * MICROSECONDS)
+
+    def _ended(self, attempt: Attempt, reason: FinishReason, detail: str) -> ExecutionFinished:
+        """The end of an attempt of an earlier process, with nothing to score."""
+        return ExecutionFinished(
             attempt=attempt.attempt,
-            reason="cancelled" if self.book.over else "failed",
+            reason=reason,
             exit_code=None,
-            seconds=max(0, now - self.book.started_us.get(attempt.execution, now)) / MICROSECONDS,
+            seconds=self.book.age_us(attempt.execution, self.context.clock.now_us()) / MICROSECONDS,
             workspace="",
             workspace_digest="",
-            counters=folder.counters() or Counters(),
-            detail=RESTARTED,
+            counters=self.folder(attempt).counters() or Counters(),
+            detail=detail,
         )
-        await self._say_finished(attempt, await self.preserve(attempt, finished))
 
     async def cancel(self, attempt: Attempt) -> None:
         """Report an attempt that the end of the run overtook before it started."""
         await self._say_finished(attempt, unstarted(attempt, "cancelled", "the run is over"))
 
     async def say_started(self, attempt: Attempt) -> None:
-        await self.context.say(
-            "execution.started",
-            attempt.execution,
-            ExecutionStarted(attempt=attempt.attempt),
-            id=attempt.fact_id("started"),
-            causation=attempt.causation,
-        )
+        await self._say(attempt, "started", ExecutionStarted(attempt=attempt.attempt))
 
     async def preserve(self, attempt: Attempt, finished: ExecutionFinished) -> ExecutionFinished:
         """Put the workspace into BLOBS, where its end leaves something to score; `finished` with its name and digest."""
@@ -111,17 +120,37 @@ class Executions:
         return msgspec.structs.replace(finished, workspace=name, workspace_digest=digest)
 
     async def _say_finished(self, attempt: Attempt, finished: ExecutionFinished) -> None:
-        try:
-            await self.context.say(
-                "execution.finished",
-                attempt.execution,
-                finished,
-                id=attempt.fact_id("finished"),
-                causation=attempt.causation,
-            )
-        except Conflict as error:
-            # Write-once: what was said first stands, and deciders have acted on it.
-            self.context.log.warning("finished before", execution=attempt.execution, what=error.what)
+        await self._say(attempt, "finished", finished)
+
+    async def _say(self, attempt: Attempt, verb: str, data: Value) -> None:
+        """Say something of an attempt, unless it ended before: what was said first stands, deciders have acted on it."""
+        context, execution = self.context, attempt.execution
+        log = streams.log_stream(context.run)
+        mine = streams.chain_filter(context.run, "harness", "execution", execution)
+        while True:
+            claim = (mine, self.book.said(execution))
+            try:
+                seq = await context.say(
+                    f"execution.{verb}",
+                    execution,
+                    data,
+                    id=attempt.fact_id(verb),
+                    causation=attempt.causation,
+                    claim=claim,
+                )
+            except Conflict as error:
+                last = await context.bus.last_for(log, mine)
+                assert last is not None
+                event = decode(last)
+                if event.kind != "execution.started":
+                    context.log.warning("ended before", execution=execution, what=error.what)
+                    return
+                # An earlier process of this service had said it, and it came late.
+                seq = event.seq
+                self.book.heard(execution, seq)
+            else:
+                self.book.heard(execution, seq)
+                return
 
 
 class Execution:
@@ -135,6 +164,8 @@ class Execution:
     async def live(self) -> ExecutionFinished:
         if self._all.over.is_set():
             return unstarted(self._attempt, "cancelled", "the run is over")
+        if self._all.overdue(self._attempt):
+            return unstarted(self._attempt, "overall_timeout", "its time was over before this attempt")
         try:
             task = await asyncio.to_thread(self._make)
             group = self._launch(task)

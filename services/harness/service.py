@@ -1,6 +1,6 @@
 """The harness service: a worker that follows LOG, launches what is placed, and reports how it ended.
 
-    history --> end orphans --> close what an earlier process launched --> launch what is placed --> ... until cancelled
+    history --> end orphans --> say what is lost with an earlier process --> launch what is placed --> ... until cancelled
 
 It decides nothing. Executions start when the proxy has joined, whichever proxy joined last; at `run.finished` all that
 run are stopped. One instance serves a run.
@@ -41,7 +41,7 @@ async def serve(context: Context, *, launch: Launch = process_group.launch) -> N
 
 
 async def _take_up(context: Context, executions: Executions, tasks: asyncio.TaskGroup) -> None:
-    """What earlier processes of this service left: orphans are ended, launched attempts closed, the others start."""
+    """What earlier processes of this service left: orphans are ended, launched attempts are lost, the others start."""
     book = executions.book
     homes = await asyncio.to_thread(process_table.homes, str(context.folder.absolute() / "workspaces"))
     for home in homes:
@@ -65,7 +65,7 @@ def _launch_due(executions: Executions, tasks: asyncio.TaskGroup) -> None:
     book = executions.book
     if book.over:
         executions.over.set()
-        for attempt in book.open():
+        for attempt in [*book.open(), *book.unplaced()]:
             book.take(attempt)
             tasks.create_task(executions.cancel(attempt))
     for attempt in book.due():

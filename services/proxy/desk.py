@@ -41,8 +41,9 @@ class Desk:
         """Take up a run from its log. Returns the `execution.finished` events that nobody sealed."""
         finished: dict[str, Event] = {}
         for event in history:
+            late = self.is_late(event)
             self.apply(event)
-            if event.kind == "execution.finished":
+            if event.kind == "execution.finished" and not late:
                 finished[event.entity] = event
             elif event.kind == "execution.sealed":
                 finished.pop(event.entity, None)
@@ -50,8 +51,15 @@ class Desk:
             await execution.load()
         return list(finished.values())
 
+    def is_late(self, event: Event) -> bool:
+        """Whether an old attempt says its end after a newer one was placed: nothing follows from it."""
+        known = self.open.get(event.entity)
+        return event.kind == "execution.finished" and known is not None and event.data.attempt < known.attempt
+
     def apply(self, event: Event) -> Execution | None:
         """One event of LOG. Returns the execution that an `execution.placed` replaces: its calls are to be stopped."""
+        if self.is_late(event):
+            return None
         self._shared.routes.apply(event)
         replaced = None
         match event.kind:
@@ -90,6 +98,9 @@ class Desk:
         """Answer an `execution.finished`: exactly one `execution.sealed`, whoever says it and how often we start."""
         execution = self.open.get(finished.entity)
         if execution is None or execution.attempt != finished.data.attempt:
+            if execution is not None:
+                # Its attempt was lost, and the run ended before the next was placed.
+                await execution.stop(Refused(401, f"execution {finished.entity} is over"))
             execution = Execution(self._shared, finished.entity, finished.data.attempt)
         sealed = await execution.seal()
         try:

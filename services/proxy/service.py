@@ -68,6 +68,8 @@ async def serve(context: Context) -> None:
 
 
 def _follow(desk: Desk, event: Event, tasks: asyncio.TaskGroup) -> None:
+    if desk.is_late(event):
+        return
     replaced = desk.apply(event)
     if replaced is not None:
         tasks.create_task(replaced.stop(Refused(401, "a newer attempt of the execution was placed")))

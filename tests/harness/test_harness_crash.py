@@ -15,7 +15,6 @@ from schemas.ids import execution_id
 from services.harness.service import serve
 from services.mesh.nats_bus import connect
 from services.mesh.server import NatsServer
-from services.mesh.workspace import unpack
 from tests.harness.agents import BASH, alive, file_of, gone, workspace
 from tests.mesh.workers import World, make_task, serving
 
@@ -79,19 +78,20 @@ async def test_nothing_is_lost_or_doubled(tmp_path: Path, nats_server: NatsServe
             await gone(pid)
         await place(world, later)
         async with serving(serve, world.context("harness")):
-            lost = (await world.wait("execution.finished", hung)).data
+            lost = (await world.wait("execution.lost", hung)).data
+            assert (lost.attempt, lost.reason) == (0, "harness service restarted")
+            await world.say("scheduler", "execution.placed", hung, ExecutionPlaced(cell="cell-1", epoch=0, attempt=1))
+            pids.append(int(await file_of(workspace(tmp_path, hung, 1) / "up")))
             done = (await world.wait("execution.finished", later)).data
-        assert (lost.reason, lost.detail) == ("failed", "harness service restarted")
-        unpack(await bus.get_blob(lost.workspace), tmp_path / "out")
-        assert (tmp_path / "out" / "out.txt").read_text() == "partial\n"
         assert done.reason == "completed"
-        said = await world.events("execution.started", "execution.finished")
-        assert sorted((event.kind, event.entity) for event in said) == [
-            ("execution.finished", hung),
-            ("execution.finished", later),
-            ("execution.started", hung),
-            ("execution.started", later),
+        said = await world.events("execution.started", "execution.lost", "execution.finished")
+        assert [(event.kind, event.data.attempt) for event in said if event.entity == hung] == [
+            ("execution.started", 0),
+            ("execution.lost", 0),
+            ("execution.started", 1),
         ]
+        assert [event.kind for event in said if event.entity == later] == ["execution.started", "execution.finished"]
+        await gone(int((workspace(tmp_path, hung, 1) / "child").read_text()))
         assert not any(alive(pid) for pid in pids)
 
 

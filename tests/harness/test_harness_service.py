@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from schemas.errors import LogBroken
-from schemas.events import ExecutionDispatched, ExecutionPlaced, ExecutionStarted, RunFinished, ServiceJoined
+from schemas.events import (
+    ExecutionDispatched,
+    ExecutionLost,
+    ExecutionPlaced,
+    ExecutionStarted,
+    RunFinished,
+    ServiceJoined,
+)
 from schemas.ids import execution_id
 from schemas.units import Counters
 from services.harness.folder import ExecutionFolder
@@ -295,8 +302,15 @@ async def test_the_end_of_the_run_stops_everything(tmp_path: Path) -> None:
     assert (never.reason, never.exit_code) == ("cancelled", None)
 
 
-async def test_stopping_the_service_ends_its_children_and_the_next_start_reports_them(tmp_path: Path) -> None:
-    world = await world_of(tmp_path, HANG)
+async def again(world: World, attempt: int, execution: str = E0) -> None:
+    """The next attempt is placed, as the scheduler does when the one before was lost."""
+    placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=attempt)
+    await world.say("scheduler", "execution.placed", execution, placed, id=f"d-{execution}.{attempt}")
+
+
+async def test_stopping_the_service_ends_its_children_and_they_start_again(tmp_path: Path) -> None:
+    script = 'if [ -e "$0/once" ]; then cp in.txt out.txt; exit; fi; echo > "$0/once"; ' + HANG[-1]
+    world = await world_of(tmp_path, [*BASH, script, str(tmp_path)])
     async with serving(serve, world.context("harness")):
         await proxy_joins(world)
         await place(world)
@@ -305,11 +319,94 @@ async def test_stopping_the_service_ends_its_children_and_the_next_start_reports
     assert not alive(pid)
     assert await world.events("execution.finished") == []
     async with serving(serve, world.context("harness")):
+        lost = (await world.wait("execution.lost", E0)).data
+        assert (lost.attempt, lost.reason) == (0, "harness service restarted")
+        await again(world, 1)
         finished = await finish_of(world)
-    assert (finished.reason, finished.exit_code, finished.detail) == ("failed", None, "harness service restarted")
+    assert (finished.attempt, finished.reason) == (1, "completed")
     unpack(await world.bus.get_blob(finished.workspace), tmp_path / "out")
-    assert (tmp_path / "out" / "out.txt").read_text() == "partial\n"
-    assert len(await world.events("execution.started")) == 1
+    assert (tmp_path / "out" / "out.txt").read_text() == "ada\n"
+    assert [event.data.attempt for event in await world.events("execution.started")] == [0, 1]
+
+
+async def test_what_is_lost_when_its_budget_is_spent_ends(tmp_path: Path) -> None:
+    clock = VirtualClock(1_000_000)
+    world = await world_of(tmp_path, HANG, clock=clock, timeout_s=5, overall_timeout_s=20)
+    e1 = execution_id(0, 1)
+    async with serving(serve, world.context("harness")):
+        await proxy_joins(world)
+        await place(world, E0, e1)
+        for execution in (E0, e1):
+            await world.wait("execution.started", execution)
+    async with serving(serve, world.context("harness")):
+        await world.wait("execution.lost", E0)
+        await world.wait("execution.lost", e1)
+        await again(world, 1, e1)
+        await file_of(workspace(tmp_path, e1, 1) / "up")
+        [*_, started] = [event for event in await world.events("execution.started") if event.entity == e1]
+        assert started.data.attempt == 1
+    clock.advance(20_000_000)
+    async with serving(serve, world.context("harness")):
+        spent = await finish_of(world, e1)
+        await again(world, 1)
+        before = await finish_of(world)
+    assert (spent.attempt, spent.reason, spent.workspace) == (1, "overall_timeout", "")
+    assert (before.attempt, before.reason, before.exit_code) == (1, "overall_timeout", None)
+    assert not (tmp_path / "workspaces" / f"{E0}.1").exists()
+
+
+async def test_the_end_of_the_run_finds_a_lost_execution_that_nobody_placed_again(tmp_path: Path) -> None:
+    world = await world_of(tmp_path, HANG)
+    async with serving(serve, world.context("harness")):
+        await proxy_joins(world)
+        await place(world)
+        await world.wait("execution.started")
+    async with serving(serve, world.context("harness")):
+        await world.wait("execution.lost")
+        await world.say("scheduler", "run.finished", "r-1", RunFinished(steps=1, reason="steps_done"))
+        finished = await finish_of(world)
+    assert (finished.attempt, finished.reason) == (1, "cancelled")
+
+
+async def test_nothing_of_an_attempt_follows_its_loss(tmp_path: Path) -> None:
+    """A process of the service that was replaced and lives on is not heard."""
+    os.mkfifo(tmp_path / "gate")
+    world = await world_of(tmp_path, [*BASH, 'trap "" TERM; echo > up; : < "$0"', "{here}/gate"])
+    async with serving(serve, world.context("harness")):
+        await proxy_joins(world)
+        await place(world)
+        await file_of(workspace(tmp_path, E0) / "up")
+        await world.wait("execution.started")
+        lost = ExecutionLost(attempt=0, reason="test")
+        await world.say("harness", "execution.lost", E0, lost)
+        gate = os.open(tmp_path / "gate", os.O_RDWR)
+        await place(world, execution_id(0, 1))
+        await finish_of(world, execution_id(0, 1))
+        os.close(gate)
+    assert [event.entity for event in await world.events("execution.finished")] == [execution_id(0, 1)]
+
+
+async def test_a_start_that_was_said_late_does_not_hide_the_loss(tmp_path: Path) -> None:
+    world = await world_of(tmp_path, GOOD)
+    await proxy_joins(world)
+    await place(world)
+    (tmp_path / "workspaces" / f"{E0}.0" / "work").mkdir(parents=True)
+    ExecutionFolder(tmp_path, E0, 0).record(1, 1)
+    context = world.context("harness")
+    history = context.history
+
+    async def before() -> Any:
+        past = await history()
+        await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=0), id=f"d-{E0}.started.0")
+        return past
+
+    context.history = before  # type: ignore[method-assign]
+    async with serving(serve, context):
+        await world.wait("execution.lost", E0)
+    assert [event.kind for event in await world.events("execution.started", "execution.lost")] == [
+        "execution.started",
+        "execution.lost",
+    ]
 
 
 async def orphan(folder: ExecutionFolder) -> asyncio.subprocess.Process:
@@ -338,12 +435,12 @@ async def test_after_a_crash_orphans_end_and_nothing_starts_twice(tmp_path: Path
     if known == "record and log":
         await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=0), id=f"d-{E0}.started.0")
     async with serving(serve, world.context("harness")):
-        orphaned, other = await finish_of(world), await finish_of(world, execution_id(0, 1))
-    await process.wait()
-    assert (orphaned.reason, orphaned.detail) == ("failed", "harness service restarted")
-    assert orphaned.counters == Counters() and orphaned.workspace
-    assert other.reason == "completed"
-    assert len(await world.events("execution.started")) == 2
+        lost, other = (await world.wait("execution.lost", E0)).data, await finish_of(world, execution_id(0, 1))
+        await process.wait()
+        assert lost.attempt == 0
+        await again(world, 1)
+        assert ((await finish_of(world)).reason, other.reason) == ("completed", "completed")
+    assert len(await world.events("execution.started")) == (3 if known == "record and log" else 2)
 
 
 async def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
@@ -356,7 +453,7 @@ async def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
     folder.work.mkdir(parents=True)
     folder.record(stranger.pid, (start_of(stranger.pid) or 0) - 1)
     async with serving(serve, world.context("harness")):
-        assert (await finish_of(world)).detail == "harness service restarted"
+        assert (await world.wait("execution.lost")).data.reason == "harness service restarted"
     assert alive(stranger.pid)
     stranger.kill()
     await stranger.wait()

@@ -142,10 +142,15 @@ async def test_a_new_attempt_has_a_tree_and_a_token_of_its_own(world: World, eng
     async with world.post(body_of("hi")) as response:
         assert response.status == 401
     await world.ask(body_of("hi"), attempt=1)
+    await world.finish(attempt=0)  # too late: it was lost, and nothing follows from it
+    await world.ask(body_of("hi", "ok", "go"), attempt=1)
+    await world.kill()
+    await world.start()
     await world.finish(attempt=1)
     sealed = await world.event("execution.sealed")
-    assert sealed.data.records == 1
+    assert sealed.data.records == 2
     await check_seal(world, sealed.data, attempt=1)
+    assert len(await world.events("execution.sealed")) == 1
 
 
 async def test_records_of_a_proxy_that_died_late_are_taken_in(world: World, engine: Engine) -> None:

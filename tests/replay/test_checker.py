@@ -14,7 +14,7 @@ from schemas.units import Counters, GapStats, Reward, RowPlan, RowRef
 from tests.replay.recorded import altered, event, first, log_of, recorded
 from tests.scheduler.world import RUN, small_config
 
-FLOW = ["ledger", "waterlevel", "capacity", "transitions_serial", "staleness_said"]
+FLOW = ["ledger", "waterlevel", "capacity", "attempts", "transitions_serial", "staleness_said"]
 EVENTS = recorded(seed=1)
 
 
@@ -31,7 +31,7 @@ def of(report: Report, name: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_runs_of_the_scheduler_keep_its_invariants(seed: int) -> None:
-    report = check(recorded(seed=seed), only=FLOW)
+    report = check(recorded(seed=seed, lose=0.1 * (seed % 2)), only=FLOW)
     assert report.violations == []
     assert all(not each.skipped for each in report.checked)
 
@@ -61,7 +61,7 @@ def test_staleness_off_its_expectation() -> None:
 
 def test_every_invariant_has_a_meaning() -> None:
     report = check(EVENTS)
-    assert len(report.checked) == len({each.invariant for each in report.checked}) == 14
+    assert len(report.checked) == len({each.invariant for each in report.checked}) == 15
     assert all(each.meaning.endswith(".") for each in report.checked)
 
 
@@ -97,6 +97,36 @@ def test_waterlevel(reason: Any, cause: int, expected: list[str]) -> None:
         event(7, "execution.dispatched", "e-1.0", execution, causation=cause),
     ]
     assert violated(events, "waterlevel") == expected
+
+
+def test_attempts() -> None:
+    placed = [e.ExecutionPlaced(cell="cell-0", epoch=0, attempt=attempt) for attempt in range(3)]
+    lost = e.ExecutionLost(attempt=0, reason="test")
+    ends = [
+        e.ExecutionFinished(
+            attempt=attempt, reason="completed", exit_code=0, seconds=1.0, workspace="", workspace_digest=""
+        )
+        for attempt in range(3)
+    ]
+    sealed = [e.ExecutionSealed(attempt=attempt, records=0, last_record=0, digest="") for attempt in range(3)]
+
+    def said(*what: tuple[str, Any]) -> list[str]:
+        return violated(log_of(*((f"execution.{verb}", "e-1.0", data) for verb, data in what)), "attempts")
+
+    begin, again = ("placed", placed[0]), [("lost", lost), ("placed", placed[1])]
+    assert said(begin, ("started", e.ExecutionStarted(attempt=0)), *again, ("started", e.ExecutionStarted(attempt=1))) == []
+    assert said(begin, *again, ("finished", ends[1]), ("sealed", sealed[1])) == []
+    assert said(begin, ("lost", lost), ("finished", ends[1])) == [], "the run ended before it was placed again"
+    assert said(begin, again[1]) == ["attempt 1 placed after 0, which was not lost"]
+    assert said(begin, *again, ("finished", ends[0])) == ["finished attempt 0, the newest is 1"]
+    assert said(begin, ("lost", lost), ("finished", ends[0])) == ["finished attempt 0, the newest is 1"]
+    assert said(begin, *again, ("started", e.ExecutionStarted(attempt=0))) == ["started attempt 0, the newest is 1"]
+    assert said(begin, *again, ("finished", ends[1]), ("sealed", sealed[0])) == ["sealed attempt 0, attempt 1 finished"]
+    row = RowPlan(execution="e-1.0", attempt=0, draw=0, leaf=0, tokens=1, targets=1, target_nodes=[0])
+    rows = ("group.materialized", "g-1", e.GroupMaterialized(rows=[row]))
+    ended = [("execution.placed", "e-1.0", placed[0]), *[(f"execution.{verb}", "e-1.0", data) for verb, data in again]]
+    log = log_of(*ended, ("execution.finished", "e-1.0", ends[1]), rows)
+    assert violated(log, "attempts") == ["a row of e-1.0 is of attempt 0, attempt 1 finished"]
 
 
 def test_capacity_is_never_exceeded() -> None:

@@ -23,6 +23,8 @@ class Watch:
     def __init__(self, world: World) -> None:
         self.world = world
         self.level: dict[str, int] = {}
+        self.before = (0, 0, 0, 0)
+        """d, p, f and a before the event."""
         evolve = world.driver.decider.evolve
 
         def watched(state: State, event: Event) -> None:
@@ -33,6 +35,10 @@ class Watch:
 
     def look(self, state: State, event: Event) -> None:
         assert 0 <= state.f <= state.p <= state.d
+        counters = (state.d, state.p, state.f, state.a)
+        if event.kind == "execution.lost" or (event.kind == "execution.placed" and event.data.attempt > 0):
+            assert counters == self.before, "a lost execution keeps its place in the ledger"
+        self.before = counters
         assert state.a >= 0
         if state.config is None:
             return
@@ -71,9 +77,19 @@ class Watch:
     fail=st.sampled_from([0.0, 0.2]),
     trainable=st.integers(1, 4),
     operator=st.sampled_from([0.0, 0.02]),
+    lose=st.sampled_from([0.0, 0.1]),
 )
 def test_every_run_ends_and_keeps_the_invariants(
-    seed: int, capacity: int, cells: int, mu: int, phi: float, rho: float, fail: float, trainable: int, operator: float
+    seed: int,
+    capacity: int,
+    cells: int,
+    mu: int,
+    phi: float,
+    rho: float,
+    fail: float,
+    trainable: int,
+    operator: float,
+    lose: float,
 ) -> None:
     config = small_config(
         cells__capacity=capacity,
@@ -83,13 +99,15 @@ def test_every_run_ends_and_keeps_the_invariants(
         scheduler__phi=phi,
         scheduler__rho_min=rho,
     )
-    world = World(config, seed=seed, fail_groups=fail, operator=operator)
+    world = World(config, seed=seed, fail_groups=fail, operator=operator, lose=lose, late=0.5)
     Watch(world)
     world.run()
     assert world.finished, f"stuck: {world.state!r}"
     consumed = [d for d in world.decisions if d.kind == "group.consumed"]
     assert len(consumed) == config.steps * config.scheduler.B
     assert max(Counter(d.entity for d in consumed).values()) == 1
+    placed = [(d.entity, d.data.attempt) for d in world.decisions if d.kind == "execution.placed"]
+    assert len(placed) == len(set(placed)), "each attempt is placed once"
     per_batch = Counter(d.data.batch for d in consumed)
     assert set(per_batch.values()) == {config.scheduler.B}
     assert len(world.joined) == config.steps
@@ -161,6 +179,31 @@ def test_a_withdrawn_cell_empties_and_a_paused_run_places_nothing() -> None:
     while world.step():
         pass
     assert world.finished
+
+
+def test_a_lost_execution_starts_again_in_its_slot() -> None:
+    world = World(small_config(), seed=2)
+    Watch(world)
+    world.start()
+    while not world.state.p:
+        world.step()
+    name, running = next((n, each) for n, each in world.state.executions.items() if each.status == "running")
+    cell, lost = running.cell, e.ExecutionLost(attempt=0, reason="test")
+    [again] = world.say("harness", "execution.lost", name, lost)
+    assert (again.kind, again.entity, again.data.cell, again.data.attempt) == ("execution.placed", name, cell, 1)
+    assert [check.rule for check in again.data.reason] == ["its slot is held"]
+    assert world.say("harness", "execution.lost", name, lost) == [], "said twice"
+    late = e.ExecutionFinished(
+        attempt=0, reason="completed", exit_code=0, seconds=1.0, workspace="w", workspace_digest="d"
+    )
+    f = world.state.f
+    world.say("harness", "execution.finished", name, late)
+    assert world.state.f == f, "what an old attempt says counts no more"
+    # A paused run places nothing: the execution waits, and an end that it meets meanwhile counts.
+    world.say("operator", "run.paused", RUN, e.RunPaused(by="test"))
+    assert world.say("harness", "execution.lost", name, e.ExecutionLost(attempt=1, reason="test")) == []
+    [resumed] = [d for d in world.say("operator", "run.resumed", RUN, e.RunResumed(by="test")) if d.entity == name]
+    assert (resumed.kind, resumed.data.attempt) == ("execution.placed", 2)
 
 
 def test_decisions_carry_both_sides_of_their_inequality() -> None:

@@ -39,9 +39,21 @@ class World:
     """Feeds one scheduler. `pending` are facts that may be said next; `log` is everything said, in order."""
 
     def __init__(
-        self, config: Config, *, seed: int = 0, fail_groups: float = 0.0, operator: float = 0.0
+        self,
+        config: Config,
+        *,
+        seed: int = 0,
+        fail_groups: float = 0.0,
+        operator: float = 0.0,
+        lose: float = 0.0,
+        late: float = 0.0,
     ) -> None:
         self.config = config
+        self.lose, self.late = lose, late
+        """How often an attempt is lost instead of going on, and how often what it would have said is still said later."""
+        self.attempts: dict[str, int] = {}
+        """Execution to its newest attempt."""
+        self.lost = 0
         self.operator = operator
         """How often somebody pauses the run or withdraws a cell; what is nobody's turn is undone in the end."""
         self.rng = random.Random(seed)
@@ -127,8 +139,18 @@ class World:
         pick = self.rng.randrange(choices)
         if pick < len(self.pending):
             owner, kind, entity, data = self.pending.pop(pick)
+            if owner == "harness" and self.rng.random() < self.lose and self._newest(entity, data.attempt):
+                too_late = (owner, kind, entity, data)
+                owner, kind, data = "harness", "execution.lost", e.ExecutionLost(attempt=data.attempt, reason="test")
+                self.lost += 1
+                if self.rng.random() < self.late:
+                    self.pending.append(too_late)
+            newest = owner != "harness" or self._newest(entity, data.attempt)
+            if kind == "execution.lost":
+                self.attempts[entity] = data.attempt + 1
             self.say(owner, kind, entity, data)
-            self._follow_up(kind, entity, data)
+            if newest:
+                self._follow_up(kind, entity, data)
             if self.rng.random() < 0.1:  # a fact may be read twice
                 self.say(owner, kind, entity, data)
         else:
@@ -144,6 +166,9 @@ class World:
             if not self.step():
                 return
         raise AssertionError(f"no end after {limit} steps: {self.state!r}")
+
+    def _newest(self, execution: str, attempt: int) -> bool:
+        return attempt == self.attempts.get(execution, 0)
 
     def _operate(self) -> None:
         kind, entity, data = self.rng.choice(
@@ -172,7 +197,8 @@ class World:
             self.members[decision.entity] = data.executions
             self.unfinished[decision.entity] = set(data.executions)
         elif decision.kind == "execution.placed":
-            self.pending.append(("harness", "execution.started", decision.entity, e.ExecutionStarted(attempt=0)))
+            started = e.ExecutionStarted(attempt=data.attempt)
+            self.pending.append(("harness", "execution.started", decision.entity, started))
         elif decision.kind == "cell.role-transition" and data.phase == "decided":
             owner = "trainer" if data.target == "train" else "rollout"
             version = self.state.version if data.target == "rollout" else -1
@@ -218,7 +244,7 @@ class World:
         if kind == "execution.started":
             reason = self.rng.choice(["completed", "failed", "harness_timeout"])
             finished = e.ExecutionFinished(
-                attempt=0, reason=reason, exit_code=0, seconds=1.0, workspace="w", workspace_digest="d"
+                attempt=data.attempt, reason=reason, exit_code=0, seconds=1.0, workspace="w", workspace_digest="d"
             )
             self.pending.append(("harness", "execution.finished", entity, finished))
         elif kind == "execution.finished":

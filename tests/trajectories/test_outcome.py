@@ -201,6 +201,21 @@ def test_a_failed_evaluation_is_asked_again_until_the_budget_is_spent() -> None:
     assert world.say("evaluator", "evaluation.scored", evaluation_id(a, 1), scored(a, 1.0)) == []
 
 
+def test_a_lost_attempt_leaves_nothing() -> None:
+    world = World()
+    a, b = world.dispatch(0, 2)
+    world.say("harness", "execution.started", a, e.ExecutionStarted(attempt=1))
+    assert world.say("harness", "execution.lost", a, e.ExecutionLost(attempt=1, reason="test")) == []
+    assert world.say("harness", "execution.finished", a, finished(attempt=1)) == []
+    assert world.say("trajectories", "execution.tree-frozen", a, tree(attempt=1)) == []
+    [asked] = world.say("harness", "execution.finished", a, finished(attempt=2))
+    assert (asked.kind, asked.data.attempt) == ("evaluation.requested", 2)
+    assert world.say("evaluator", "evaluation.scored", evaluation_id(a, 1), scored(a, 1.0, attempt=1)) == []
+    assert world.say("evaluator", "evaluation.scored", evaluation_id(a, 2), scored(a, 0.5, attempt=2)) == []
+    [settled] = world.say("trajectories", "execution.tree-frozen", a, tree(attempt=2))
+    assert (settled.data.attempt, settled.data.reward, settled.data.outcome) == (2, 0.5, "valid")
+
+
 def test_the_budget_runs_from_the_first_attempt() -> None:
     world = World()
     a, _ = world.dispatch(0, 2)

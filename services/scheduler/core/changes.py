@@ -121,10 +121,15 @@ def _execution_dispatched(state: State, event: Event) -> None:
 def _execution_placed(state: State, event: Event) -> None:
     data: e.ExecutionPlaced = event.data
     execution = state.executions[event.entity]
-    state.queue.remove(event.entity)
-    execution.status, execution.cell, execution.attempt = "placed", data.cell, data.attempt
+    if execution.status == "queued":
+        state.queue.remove(event.entity)
+        execution.status = "placed"
+        state.a += 1
+    else:
+        # The next attempt takes over what the lost one had: its slot, and its place in the ledger.
+        state.cells[execution.cell].load -= 1
     state.cells[data.cell].load += 1
-    state.a += 1
+    execution.cell, execution.attempt, execution.lost = data.cell, data.attempt, False
 
 
 def _execution_started(state: State, event: Event) -> None:
@@ -137,9 +142,17 @@ def _execution_started(state: State, event: Event) -> None:
     state.p += 1
 
 
-def _execution_finished(state: State, event: Event) -> None:
+def _execution_lost(state: State, event: Event) -> None:
+    data: e.ExecutionLost = event.data
     execution = state.executions.get(event.entity)
-    if execution is None or execution.status == "finished":
+    if execution is not None and execution.status in ("placed", "running") and execution.attempt == data.attempt:
+        execution.lost = True
+
+
+def _execution_finished(state: State, event: Event) -> None:
+    data: e.ExecutionFinished = event.data
+    execution = state.executions.get(event.entity)
+    if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
         return
     # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
     if execution.status == "queued":
@@ -151,7 +164,7 @@ def _execution_finished(state: State, event: Event) -> None:
     if execution.cell:
         state.cells[execution.cell].load -= 1
     state.f += 1
-    execution.status, execution.cell = "finished", ""
+    execution.status, execution.cell, execution.lost = "finished", "", False
 
 
 def _route_moved(state: State, event: Event) -> None:
@@ -283,6 +296,7 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "execution.dispatched": _execution_dispatched,
     "execution.placed": _execution_placed,
     "execution.started": _execution_started,
+    "execution.lost": _execution_lost,
     "execution.finished": _execution_finished,
     "route.moved": _route_moved,
     "batch.opened": _batch_opened,

@@ -9,8 +9,9 @@ Order of `standing`, the rules that are looked at after every event:
 6. close the join window when everything is trained and nobody is on the way;
 7. replace discarded groups without which the burst cannot finish;
 8. empty cells that an operator withdrew, as far as others have room;
-9. place executions (start rule);
-10. watch the supply and let the next cell join training (2).
+9. place lost executions again;
+10. place executions (start rule);
+11. watch the supply and let the next cell join training (2).
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from close_join(state)
     yield from refill(state)
     yield from evacuate(state)
+    yield from place_again(state)
     yield from place(state)
     yield from join_training(state, now_us)
 
@@ -178,6 +180,27 @@ def evacuate(state: State) -> Decisions:
     for name, cell in ordered(state):
         if cell.withdrawn and cell.place == "serving":
             yield from _move_routes(state, name)
+
+
+def place_again(state: State) -> Decisions:
+    """The next attempt of an execution whose attempt was lost takes its slot; no counter moves. One that has its slot
+    on a cell which serves nobody is moved first (8)."""
+    if state.paused:
+        return
+    able = {name: cell for name, cell in serving(state)}
+    for name in sorted(n for n, each in state.executions.items() if each.lost and each.cell in able):
+        execution = state.executions[name]
+        cell = able[execution.cell]
+        yield Decision(
+            kind="execution.placed",
+            entity=name,
+            data=e.ExecutionPlaced(
+                cell=execution.cell,
+                epoch=cell.epoch,
+                attempt=execution.attempt + 1,
+                reason=[check("its slot is held", cell.load, "<=", state.rules.cells.capacity)],
+            ),
+        )
 
 
 def place(state: State) -> Decisions:

@@ -1,7 +1,7 @@
 """State of the scheduler, and what can be read off it. `changes.evolve` is the only code that changes it.
 
 Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started.
-Execution: queued -> placed -> running -> finished. Group: dispatched -> ready -> claimed, then gone.
+Execution: queued -> placed -> running -> finished; one whose attempt is lost is placed again and stays what it is. Group: dispatched -> ready -> claimed, then gone.
 Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time.
 """
 
@@ -22,6 +22,8 @@ class Execution(msgspec.Struct, kw_only=True):
     status: Literal["queued", "placed", "running", "finished"] = "queued"
     cell: str = ""
     attempt: int = 0
+    lost: bool = False
+    """The attempt is gone with its host. The execution keeps its slot and its place in the ledger until the next."""
 
 
 class Group(msgspec.Struct, kw_only=True):

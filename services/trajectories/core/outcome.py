@@ -12,6 +12,7 @@ How an execution settles, the first that holds
  5. a score that isn't valid, or is of another state: excluded (the evaluation was answered, it won't be again);
  6. the evaluation failed: requested again while the execution's age is below its budget, else excluded.
 
+An attempt that is lost leaves nothing: the execution goes on with the next, and only what finished is settled.
 Nothing here looks at elapsed time, length or termination to make a reward. Invariants: a group ends ready (and
 materialized) or discarded, once; an event that says again what is known changes nothing; closed groups leave no state.
 """
@@ -100,7 +101,9 @@ def _execution_of(event: Event) -> str:
     match event.data:
         case e.EvaluationRequested() | e.EvaluationScored() | e.EvaluationFailed():
             return str(event.data.execution)
-        case e.ExecutionStarted() | e.ExecutionFinished() | e.ExecutionTreeFrozen() | e.ExecutionSettled():
+        case e.ExecutionStarted() | e.ExecutionLost() | e.ExecutionFinished():
+            return event.entity
+        case e.ExecutionTreeFrozen() | e.ExecutionSettled():
             return event.entity
     return ""
 
@@ -118,11 +121,14 @@ def _evolve_member(state: State, member: Member, event: Event) -> None:
         case e.ExecutionStarted():
             if member.started_us is None:
                 member.started_us = event.time_us
-        case e.ExecutionFinished() as data:
+        case e.ExecutionLost() as data:
             if member.finished is None:
+                member.lost = max(member.lost, data.attempt)
+        case e.ExecutionFinished() as data:
+            if member.finished is None and data.attempt > member.lost:
                 member.finished, member.finished_us = data, event.time_us
         case e.ExecutionTreeFrozen() as data:
-            if member.tree is None:
+            if member.tree is None and data.attempt > member.lost:
                 rows = admit(data, execution=event.entity, limit=state.limit, seed=state.seed)
                 member.tree = Tree(attempt=data.attempt, intact=bool(data.blob), rows=rows)
         case e.EvaluationRequested() as data:

@@ -23,6 +23,8 @@ class Member(msgspec.Struct, kw_only=True):
 
     started_us: int | None = None
     """Stored time of its first start: its budget runs from there, also over later attempts."""
+    lost: int = -1
+    """Newest attempt that was lost: what is still said of it and of those before counts for nothing."""
     finished_us: int = 0
     finished: ExecutionFinished | None = None
     tries: int = 0
