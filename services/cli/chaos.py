@@ -89,7 +89,10 @@ class Chaos:
         mesh = MeshUnderTest(supervisor, server, bus, self._joined)
         missing = ""
         for kill in self.plan:
-            if not await self._reach(kill.at) or (missing := await self._wait_ready(mesh)):
+            if not await self._reach(kill.at):
+                missing = "the run was over before the others' turn; more steps give more time"
+                break
+            if missing := await self._wait_ready(mesh):
                 break
             step, sequence, began = len(self._ends), self._sequence, time.monotonic()
             if not await mesh.kill(kill.process):

@@ -1,7 +1,8 @@
 """Who is killed when, for `gyre run FILE --chaos SEED`: pure, from a seed.
 
 Invariants: every process once; the same seed and processes give the same moments; moments are spread evenly over the
-run, each anywhere in a part of its own, and lie before the last step begins (in the only step, when there is one).
+first part of the run, each anywhere in a piece of its own, and lie before the last step begins (in the only step, when
+there is one). The last part is left to those that are late, because whoever was killed needs time to come back.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import msgspec
 
 EVENTS_AN_EXECUTION = 12
 """About so many lines of the log does one execution make, its group's and its batch's among them."""
+
+
+SPREAD = 0.75
+"""Part of the steps before the last one over which moments are spread."""
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +45,7 @@ def plan(processes: Iterable[str], *, seed: int, steps: int) -> list[Kill]:
     """Moments for all processes, rising, for a run of `steps` steps. The order of `processes` doesn't matter."""
     order = sorted(set(processes))
     random.Random(f"{seed}:order").shuffle(order)
-    span = float(max(1, steps - 1))
+    span = SPREAD * max(1, steps - 1)
     below = math.nextafter(span, 0.0)
     return [
         Kill(process=name, at=min(below, span * (index + random.Random(f"{seed}:{name}").random()) / len(order)))

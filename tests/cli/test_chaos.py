@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.config import Config
 from services.cli.chaos import processes
-from services.cli.chaos_plan import Killed, plan, position
+from services.cli.chaos_plan import SPREAD, Killed, plan, position
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
 from services.cli.run_command import closing, survived
@@ -31,9 +31,9 @@ def test_everyone_once_before_the_last_step(names: set[str], seed: int, steps: i
     assert sorted(kill.process for kill in kills) == sorted(names)
     moments = [kill.at for kill in kills]
     assert moments == sorted(moments)
-    span = max(1, steps - 1)
+    span = SPREAD * max(1, steps - 1)
     assert 0 <= moments[0]
-    assert moments[-1] < span
+    assert moments[-1] < span < max(1, steps - 1)
     # Spread: each in a part of its own.
     for index, at in enumerate(moments):
         assert index <= at * len(names) / span + 1e-6
