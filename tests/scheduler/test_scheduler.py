@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas import events as e
@@ -78,6 +78,9 @@ class Watch:
     trainable=st.integers(1, 4),
     operator=st.sampled_from([0.0, 0.02]),
     lose=st.sampled_from([0.0, 0.1]),
+)
+@example(  # the last engine left while a group could still be discarded
+    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,

@@ -203,7 +203,7 @@ def test_a_failed_evaluation_is_asked_again_until_the_budget_is_spent() -> None:
 
 def test_a_lost_attempt_leaves_nothing() -> None:
     world = World()
-    a, b = world.dispatch(0, 2)
+    a, _ = world.dispatch(0, 2)
     world.say("harness", "execution.started", a, e.ExecutionStarted(attempt=1))
     assert world.say("harness", "execution.lost", a, e.ExecutionLost(attempt=1, reason="test")) == []
     assert world.say("harness", "execution.finished", a, finished(attempt=1)) == []

@@ -233,7 +233,10 @@ def place(state: State) -> Decisions:
 
 
 def join_training(state: State, now_us: int) -> Decisions:
-    """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time."""
+    """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time.
+
+    (2) counts executions. The last engine, where no pool remains, also waits until every group has its outcome: one
+    that is discarded may have to be replaced inside the burst, and then nobody could run it."""
     name = next_to_train(state)
     if name is None or state.paused or moving(state) or state.recall or state.burst is None or state.burst.done == state.burst.steps:
         return
@@ -253,7 +256,13 @@ def join_training(state: State, now_us: int) -> Decisions:
     level = eq.waterlevel_allows(w=w, C_R=served_capacity(state), C_e=state.rules.cells.capacity)
     if not level.holds:
         return
-    yield _transition(name, state.cells[name], "decided", to="train", reason=[level, supply])
+    reason = [level, supply]
+    if len(serving(state)) == 1:
+        unsettled = sum(group.status == "dispatched" for group in state.groups.values())
+        reason.append(check("groups without outcome", unsettled, "==", 0))
+        if unsettled:
+            return
+    yield _transition(name, state.cells[name], "decided", to="train", reason=reason)
     yield from _move_routes(state, name)
 
 

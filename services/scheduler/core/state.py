@@ -1,7 +1,8 @@
 """State of the scheduler, and what can be read off it. `changes.evolve` is the only code that changes it.
 
 Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started.
-Execution: queued -> placed -> running -> finished; one whose attempt is lost is placed again and stays what it is. Group: dispatched -> ready -> claimed, then gone.
+Execution: queued -> placed -> running -> finished; one whose attempt is lost is placed again and stays what it is.
+Group: dispatched -> ready -> claimed, then gone.
 Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time.
 """
 
