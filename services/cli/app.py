@@ -179,6 +179,54 @@ def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False
 
 
 @app.command
+def pause(*, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Place no more executions and let no cell join training; what runs goes on."""
+    from services.cli.operator_commands import pause_command
+
+    return pause_command(run, state=state, json=json)
+
+
+@app.command
+def resume(*, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Go on with a run that was paused."""
+    from services.cli.operator_commands import resume_command
+
+    return resume_command(run, state=state, json=json)
+
+
+cell = App(name="cell", help="Take a cell out of service, or back in.")
+app.command(cell)
+
+
+@cell.command
+def drain(name: str, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Empty a cell: it takes nothing new, and what it has moves away as others have room.
+
+    Parameters
+    ----------
+    name
+        The cell, for example cell-2; never the core.
+    """
+    from services.cli.operator_commands import drain_command
+
+    return drain_command(name, run, state=state, json=json)
+
+
+@cell.command
+def add(name: str, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Let a cell that was drained serve again.
+
+    Parameters
+    ----------
+    name
+        The cell.
+    """
+    from services.cli.operator_commands import add_command
+
+    return add_command(name, run, state=state, json=json)
+
+
+@app.command
 def bench(
     name: str,
     *,
