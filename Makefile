@@ -8,10 +8,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 ARGS   ?=
 
-LIBRARIES := libibverbs1 librdmacm1 libnuma1
+LIBRARIES := libibverbs1 librdmacm1 libnuma1 libcurl4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libraries run test lint constraints clean
+.PHONY: help setup libraries run test lint image containers constraints clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,16 @@ lint: setup ## style, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+image: setup ## container image of every service; BASE=IMAGE to build on another Debian 12
+	deploy/container/image.sh $(BIN)/python localhost/qwengyre:latest $(BASE)
+
+BASE_HERE := localhost/debian:bookworm
+containers: setup ## bring the quickstart up in containers, for a test; needs Debian and root
+	deploy/container/tools.sh
+	podman image exists $(BASE_HERE) || deploy/container/base.sh $(BASE_HERE)
+	deploy/container/image.sh $(BIN)/python localhost/qwengyre:latest $(BASE_HERE)
+	$(BIN)/python -m pytest -q -rs -m containers tests/deploy $(ARGS)
 
 constraints: ## write down the versions that are installed now
 	@{ echo '# Versions that were tested together; pyproject.toml says what is needed. Made by `make constraints`.'; \

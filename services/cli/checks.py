@@ -22,7 +22,12 @@ from services.cli.places import Places
 
 MEMORY_GB = 8.0
 DISK_GB = 2.0
-LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1", "libnuma.so.1": "libnuma1"}
+LIBRARIES = {
+    "libibverbs.so.1": "libibverbs1",
+    "librdmacm.so.1": "librdmacm1",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
 """Shared libraries that Mooncake loads, and the apt packages that bring them."""
 
 
@@ -140,7 +145,7 @@ def mooncake(*, required: bool) -> Finding:
             ok=False,
             required=required,
             detail=f"the Transfer Engine cannot be loaded: {error}; weights go through shared memory",
-            remedy="apt-get install libibverbs1 librdmacm1 libnuma1, pip install mooncake-transfer-engine-non-cuda; "
+            remedy="apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4, pip install mooncake-transfer-engine-non-cuda; "
             "or set rollout.transport to shared-memory",
         )
     return Finding(name="mooncake", ok=True, required=required, detail="the Transfer Engine loads")

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from schemas.errors import TrainerError
+from services.mesh.host import own_host
 from services.trainer.batch_view import Meeting
 
 TIMEOUT_S = 30.0
@@ -116,11 +117,12 @@ class PrefixGroup:
     def _host(self) -> None:
         # Left to itself the store listens on every interface.
         listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        here = own_host()
+        listener.bind((here, 0))
         listener.listen(64)
         port = listener.getsockname()[1]
         self._store = TCPStore(
-            "127.0.0.1",
+            here,
             port,
             None,
             is_master=True,
@@ -128,7 +130,7 @@ class PrefixGroup:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        self.rendezvous = f"127.0.0.1:{port}"
+        self.rendezvous = f"{here}:{port}"
 
     def _meet(self, meeting: Meeting, wait_s: float) -> bool:
         store = self._reach(meeting.rendezvous)
@@ -148,9 +150,16 @@ class PrefixGroup:
         if self._gloo is None or names != {self._name}:
             # Somebody has left since: the others leave too, and all build anew.
             self._gloo = None
-            self._gloo = ProcessGroupGloo(PrefixStore(place, store), meeting.rank, meeting.size, self._timeout)
+            self._gloo = ProcessGroupGloo(PrefixStore(place, store), meeting.rank, meeting.size, self._options())
             self._name = place
         return True
+
+    def _options(self) -> Any:
+        """Connections between members go where everything else of ours goes; by itself gloo takes the machine's name."""
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._timeout
+        options._devices = [ProcessGroupGloo.create_device(hostname=own_host())]
+        return options
 
     def _reach(self, rendezvous: str) -> TCPStore:
         if self._store is None or self.rendezvous != rendezvous:

@@ -39,7 +39,7 @@ Buffer = npt.NDArray[np.float32]
 _LOG = structlog.get_logger()
 _PREFIX = "gyre-weights-"
 _INSTALL = (
-    "apt-get install libibverbs1 librdmacm1 libnuma1, and pip install mooncake-transfer-engine-non-cuda; "
+    "apt-get install libibverbs1 librdmacm1 libnuma1 libcurl4, and pip install mooncake-transfer-engine-non-cuda; "
     "or choose the shared-memory transport"
 )
 
