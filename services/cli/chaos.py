@@ -34,6 +34,8 @@ from services.mesh.supervise import Supervisor
 BUS = "nats-server"
 ROLLOUT, ENGINE = "rollout-", "engine-"
 READY_S = 180.0
+STEADY_S = 1.0
+"""Ready is who is ready for so long: one that joins and ends at once is not."""
 POLL_S = 0.1
 ANSWER_S = 2.0
 
@@ -92,15 +94,16 @@ class Chaos:
             if not await self._reach(kill.at):
                 missing = "the run was over before the others' turn; more steps give more time"
                 break
-            if missing := await self._wait_ready(mesh):
+            missing, _ = await self._wait_ready(mesh, steady_s=0.0)
+            if missing:
                 break
             step, sequence, began = len(self._ends), self._sequence, time.monotonic()
             if not await mesh.kill(kill.process):
                 missing = f"{kill.process} had ended by itself"
                 break
             tell(f"chaos: killed {kill.process} after step {step}, event {sequence}")
-            missing = await self._wait_ready(mesh)
-            took = None if missing else round(time.monotonic() - began, 2)
+            missing, since = await self._wait_ready(mesh, steady_s=STEADY_S)
+            took = None if missing else round(since - began, 2)
             self.killed.append(Killed(process=kill.process, at_step=step, at_sequence=sequence, ready_after_s=took))
             if missing:
                 break
@@ -115,16 +118,22 @@ class Chaos:
             await self._changed.wait()
         return not self._over.is_set()
 
-    async def _wait_ready(self, mesh: MeshUnderTest) -> str:
-        """Empty once every process is ready; after `READY_S`, or when the run is over before, why it is not."""
-        deadline = time.monotonic() + READY_S
-        while missing := await mesh.missing():
-            if self._over.is_set():
-                return f"the run was over while {missing}"
-            if time.monotonic() > deadline:
-                return f"after {READY_S:.0f} s {missing}"
+    async def _wait_ready(self, mesh: MeshUnderTest, *, steady_s: float) -> tuple[str, float]:
+        """Until every process has been ready for so long: an empty text, and since when (monotonic).
+
+        After `READY_S`, or when the run is over before: why it is not."""
+        deadline, since = time.monotonic() + READY_S, 0.0
+        while True:
+            missing = await mesh.missing()
+            now = time.monotonic()
+            since = 0.0 if missing else since or now
+            if since and now >= since + steady_s:
+                return "", since
+            if missing and self._over.is_set():
+                return f"the run was over while {missing}", 0.0
+            if missing and now > deadline:
+                return f"after {READY_S:.0f} s {missing}", 0.0
             await asyncio.sleep(POLL_S)
-        return ""
 
 
 class MeshUnderTest:
