@@ -42,6 +42,11 @@ class RunFinished(Value, frozen=True, kw_only=True):
     reason: Literal["steps_done", "stopped"]
 
 
+class RunContinued(Value, frozen=True, kw_only=True):
+    code: str
+    """Identity of the code that goes on."""
+
+
 class RunPaused(Value, frozen=True, kw_only=True):
     by: str
 

@@ -42,8 +42,9 @@ def run(
     dry_run: Annotated[bool, Flag] = False,
     no_progress: Annotated[bool, Flag] = False,
     chaos: Annotated[int | None, Parameter(name="--chaos")] = None,
+    new: Annotated[bool, Flag] = False,
 ) -> int:
-    """Start the mesh, train, and show progress until the run is over.
+    """Start the mesh, train, and show progress until the run is over. A run that was stopped goes on.
 
     Parameters
     ----------
@@ -55,25 +56,42 @@ def run(
         Show only the summary.
     chaos
         Kill every process once meanwhile, at moments drawn from this seed, to see that the run survives it.
+    new
+        Begin another run, even if the newest is not finished; that one is over then.
     """
     from services.cli.run_command import dry, train
 
     if dry_run:
         return dry(file, overrides or [], state=state, json=json, chaos=chaos)
-    return train(file, overrides or [], state=state, json=json, quiet=no_progress, chaos=chaos)
+    return train(file, overrides or [], state=state, json=json, quiet=no_progress, chaos=chaos, new=new)
 
 
 @app.command
-def up(file: Path, *, overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
-    """Start the mesh in the background."""
+def up(
+    file: Path,
+    *,
+    overrides: Overrides = None,
+    state: State = STATE,
+    json: Json = False,
+    new: Annotated[bool, Flag] = False,
+) -> int:
+    """Start the mesh in the background. A run that was stopped goes on.
+
+    Parameters
+    ----------
+    file
+        The configuration, TOML.
+    new
+        Begin another run, even if the newest is not finished; that one is over then.
+    """
     from services.cli.mesh_commands import up_command
 
-    return up_command(file, overrides or [], state=state, json=json)
+    return up_command(file, overrides or [], state=state, json=json, new=new)
 
 
 @app.command
 def down(*, state: State = STATE, json: Json = False) -> int:
-    """End what runs in the background, cleanly."""
+    """End what runs in the background, cleanly. Its run can go on later."""
     from services.cli.mesh_commands import down_command
 
     return down_command(state=state, json=json)

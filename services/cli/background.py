@@ -46,6 +46,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: int
     nats: str
     folder: str
+    finished: str
+    """How the run ended; empty while it goes on or could."""
     services: list[Health]
     figures: dict[str, Figure]
     waterlevel: int = 0
@@ -53,13 +55,17 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, str] = {}
 
 
-def up(file: Path, places: Places, overrides: list[str], *, tell: Callable[[str], None]) -> Mesh:
+def up(
+    file: Path, places: Places, overrides: list[str], *, tell: Callable[[str], None], new: bool = False
+) -> Mesh:
     """Start the run in a session of its own and wait until its services were started.
 
     Raises GyreError with its last words when it ends before that.
     """
     log = places.root / UP_LOG
     command = [sys.executable, "-m", "services.cli", "run", str(file), "--state", str(places.root)]
+    if new:
+        command.append("--new")
     for override in overrides:
         command += ["--set", override]
     began = time.time()
@@ -114,6 +120,7 @@ async def status(places: Places, run: str) -> Status:
         supervisor=mesh.supervisor if up else 0,
         nats=mesh.nats if up else "",
         folder=str(folder),
+        finished=progress.finished,
         services=list(await asyncio.gather(*probes)),
         figures=figures(progress, peak_rss_bytes=mesh.peak_rss_bytes),
         waterlevel=progress.waterlevel,

@@ -89,7 +89,7 @@ def quickstart(file: Path, seeds: Sequence[int], state: Path) -> list[BenchRun]:
 def _one(label: str, file: Path, overrides: list[str], state: Path) -> BenchRun:
     words = [word for override in overrides for word in ("--set", override)]
     print(f"{label} ...", file=sys.stderr, flush=True)  # noqa: T201  progress, beside the answer
-    finished = _gyre("run", str(file), "--state", str(state), "--json", "--no-progress", *words)
+    finished = _gyre("run", str(file), "--state", str(state), "--json", "--no-progress", "--new", *words)
     if not finished.stdout:
         raise ConfigError(f"{label}: the run gave no summary", where=str(file), remedy=finished.stderr.strip()[-500:])
     summary = msgspec.json.decode(finished.stdout)

@@ -1,11 +1,13 @@
 """A run from its first process to its last.
 
     bus up --> run.started said --> services up --> follow LOG ... run.finished or a signal --> services down --> bus down
+           `-> a run that is not finished: run.continued said -^
 
 Invariants
 - what fails before `run.started` leaves no process and no run folder behind;
 - however it ends, the services end in order, bounded in time, and the bus last;
-- the log tells how it ended: the scheduler's `run.finished`, or ours when a person stopped it.
+- a run that is stopped, or whose processes are gone, stays open: only the scheduler's `run.finished` ends it, or a
+  person who begins another.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ import msgspec
 
 from schemas import ids, streams
 from schemas.config import Config
-from schemas.errors import Conflict, EnvironmentMissing
-from schemas.events import RunFinished, RunStarted
+from schemas.errors import EnvironmentMissing
+from schemas.events import RunStarted
 from schemas.units import TaskRef
 from services.cli.chaos import Chaos
 from services.cli.figures import Summary, summarize
@@ -34,12 +36,13 @@ from services.cli.places import Places
 from services.cli.plan import service_specs
 from services.cli.preflight import code_identity
 from services.cli.progress import Progress
+from services.cli.resuming import open_run
 from services.cli.view import View
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.nats_bus import connect
-from services.mesh.processes import Process
+from services.mesh.processes import Process, read_mesh
 from services.mesh.publisher import Publisher
 from services.mesh.server import NatsServer
 from services.mesh.supervise import Spec, Supervisor
@@ -91,26 +94,32 @@ async def launch(
     plan: Plan | None = None,
     settle_s: float = SETTLE_S,
     chaos_seed: int | None = None,
+    new: bool = False,
 ) -> tuple[Summary, int]:
     """Start the mesh, follow it to its end, take it down. Returns the summary and the signal that stopped it, or 0.
 
+    Goes on with the newest run when that isn't finished, unless `new` (see services.cli.resuming).
     With `chaos_seed` every process is killed once meanwhile (see services.cli.chaos).
     Raises EnvironmentMissing when the bus doesn't come up or a service keeps failing.
     """
     with Stops().listening() as stops:
         async with _bus_server(config, places, view) as (url, server):
-            run = ids.run_id(datetime.now(UTC), secrets.token_hex(2))
+            known = await open_run(config, tasks=tasks, places=places, url=url, new=new, view=view)
+            run = known or ids.run_id(datetime.now(UTC), secrets.token_hex(2))
             folder = places.run(run)
+            before = read_mesh(folder)
             bus = await connect(url, run, name=f"gyre/{run}/operator")
             try:
-                publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-                began = await begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
+                if known is None:
+                    publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+                    await begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
                 supervisor = Supervisor(
                     run=run,
                     folder=folder,
                     nats=url,
                     nats_pid=server.pid if server else 0,
                     on_change=lambda process: _tell(view, process),
+                    peak_rss_bytes=before.peak_rss_bytes if before else 0,
                 )
                 progress = Progress()
                 specs = (plan or _plan(config, places, here))(run, url)
@@ -119,9 +128,7 @@ async def launch(
                     names = [spec.name for spec in specs]
                     chaos = Chaos(seed=chaos_seed, config=config, services=names, own_bus=server is not None)
                 try:
-                    await _follow(
-                        bus, publisher, began, supervisor, specs, server, progress, stops, view, settle_s, chaos
-                    )
+                    await _follow(bus, run, supervisor, specs, server, progress, stops, view, settle_s, chaos)
                 finally:
                     view.note("stopping services")
                     supervisor.rss_bytes()
@@ -173,8 +180,7 @@ async def begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus,
 
 async def _follow(
     bus: Bus,
-    publisher: Publisher,
-    began: int,
+    run: str,
     supervisor: Supervisor,
     specs: list[Spec],
     server: NatsServer | None,
@@ -184,7 +190,7 @@ async def _follow(
     settle_s: float,
     chaos: Chaos | None,
 ) -> None:
-    reader = asyncio.create_task(_read(bus, publisher.run, progress, view, settle_s, chaos))
+    reader = asyncio.create_task(_read(bus, run, progress, view, settle_s, chaos))
     tick = asyncio.create_task(_tick(supervisor, server, view, SERVER_RESTARTS + (chaos is not None)))
     asked = asyncio.create_task(stops.asked.wait())
     tasks: list[asyncio.Task[Any]] = [reader, tick, asked]
@@ -197,14 +203,9 @@ async def _follow(
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not progress.finished:
             view.note("asked to stop" if asked in done else "something keeps failing: stopping")
-            finished = RunFinished(steps=len(progress.steps), reason="stopped")
-            # The scheduler may have said it in this very moment: ours counts only where nothing but the beginning was said.
-            untold = (streams.aggregate_filter(publisher.run, "run", publisher.run), began)
-            with contextlib.suppress(Conflict):
-                await publisher.say("run.finished", publisher.run, finished, id=f"{publisher.run}.stopped", claim=untold)
         for task in done:
             task.result()
-        if not reader.done():
+        if progress.finished and not reader.done():
             await _settle(reader, settle_s)
     finally:
         for each in tasks:
@@ -222,6 +223,7 @@ async def _settle(reader: asyncio.Task[None], settle_s: float) -> None:
 async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: float, chaos: Chaos | None) -> None:
     """Until the run is finished and no harness runs any more."""
     overdue: float | None = None
+    past = await bus.last_seq(streams.log_stream(run))
     reading = bus.read(streams.log_stream(run), 0)
     loop = asyncio.get_running_loop()
     async with reading:
@@ -235,7 +237,9 @@ async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: fl
                 return
             event = decode(stored)
             progress.apply(event)
-            view.update(progress)
+            # What an earlier mesh did is shown at once.
+            if event.seq >= past:
+                view.update(progress)
             if chaos is not None:
                 chaos.observe(event)
 

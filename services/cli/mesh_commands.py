@@ -12,14 +12,14 @@ from services.cli.output import quiet_logs, say, say_json, table
 from services.cli.places import Places
 
 
-def up_command(file: Path, overrides: list[str], *, state: Path, json: bool) -> int:
+def up_command(file: Path, overrides: list[str], *, state: Path, json: bool, new: bool = False) -> int:
     # Decoded here as well: a mistake is told at once and not through a log.
     load(file, overrides)
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
-    mesh = background.up(file, Places(state), overrides, tell=tell)
+    mesh = background.up(file, Places(state), overrides, tell=tell, new=new)
     if json:
         say_json({"run": mesh.run, "supervisor": mesh.supervisor, "nats": mesh.nats})
     else:
@@ -32,7 +32,7 @@ def down_command(*, state: Path, json: bool) -> int:
     if json:
         say_json({"ended": pid})
     else:
-        say(f"process {pid} and its services ended" if pid else "nothing runs here")
+        say(f"process {pid} and its services ended; `gyre up FILE` goes on with its run" if pid else "nothing runs here")
     return 0
 
 
@@ -43,7 +43,8 @@ def status_command(run: str | None, *, state: Path, json: bool) -> int:
     if json:
         say_json(found)
         return 0
-    say(f"run {found.run} is {'up' if found.up else 'over'}; {found.folder}")
+    stands = "up" if found.up else "over" if found.finished else "stopped; `gyre run FILE` goes on with it"
+    say(f"run {found.run} is {stands}; {found.folder}")
     if found.up:
         say(f"event bus {found.nats}, supervisor {found.supervisor}")
         rows = [("service", "state", "pid", "restarts", "health")]

@@ -46,6 +46,12 @@ class Places:
         folders = [path for path in self.runs.glob("r-*") if (path / "mesh.json").exists()]
         return max(folders, key=_began).name if folders else None
 
+    def newest_supervised(self) -> str | None:
+        """The run that was started last, unless others keep its services (`gyre open`)."""
+        run = self.newest()
+        mesh = read_mesh(self.run(run)) if run else None
+        return run if mesh is not None and mesh.supervisor else None
+
     def chosen(self, run: str | None) -> str:
         """The run that a person named, or the newest. Raises GyreError when there is none."""
         found = run or self.newest()

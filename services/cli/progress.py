@@ -62,6 +62,8 @@ class Progress(msgspec.Struct, kw_only=True):
     config: Config | None = None
     started_us: int = 0
     now_us: int = 0
+    down_us: int = 0
+    """Time in which the run's services were stopped: from the last that was said before to `run.continued`."""
     finished_us: int = 0
     finished: str = ""
     """Reason of `run.finished`; empty while the run goes on."""
@@ -113,8 +115,8 @@ class Progress(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the run's beginning to its end or to now, by the log's time."""
-        return ((self.finished_us or self.now_us) - self.started_us) / 1e6
+        """From the run's beginning to its end or to now, by the log's time, without the time in which it was stopped."""
+        return ((self.finished_us or self.now_us) - self.started_us - self.down_us) / 1e6
 
     @property
     def tokens_per_s(self) -> float:
@@ -143,6 +145,8 @@ class Progress(msgspec.Struct, kw_only=True):
         return sum(step.reward for step in chosen) / len(chosen) if chosen else None
 
     def apply(self, event: Event) -> None:
+        if event.kind == "run.continued":
+            self.down_us += max(0, event.time_us - self.now_us)
         self.now_us = max(self.now_us, event.time_us)
         change = _CHANGES.get(event.kind)
         if change is not None and not isinstance(event.data, msgspec.Raw):
@@ -290,7 +294,7 @@ def _batch_stepped(self: Progress, event: Event) -> None:
             executions=data.executions,
             masked=data.masked,
             gap=data.gap.sum_abs / data.gap.count if data.gap.count else 0.0,
-            seconds=(event.time_us - before) / 1e6,
+            seconds=(event.time_us - self.down_us - before) / 1e6,
         )
     )
     self.gap_sum += data.gap.sum_abs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from pathlib import Path
 
@@ -18,8 +19,19 @@ from services.cli.plan import service_specs
 from services.cli.view import View, open_view
 
 
-def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: bool, chaos: int | None = None) -> int:
-    """The whole run. Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
+def train(
+    file: Path,
+    overrides: list[str],
+    *,
+    state: Path,
+    json: bool,
+    quiet: bool,
+    chaos: int | None = None,
+    new: bool = False,
+) -> int:
+    """The whole run, or the rest of one that was stopped.
+
+    Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
     config, here, places = load(file, overrides), file.absolute().parent, Places(state)
     quiet_logs()
     preflight.environment(config, places)
@@ -28,14 +40,14 @@ def train(file: Path, overrides: list[str], *, state: Path, json: bool, quiet: b
         try:
             prepared(config, here=here, places=places, view=view)
             tasks = preflight.inputs(config, places)
-            running = launch(config, tasks=tasks, here=here, places=places, view=view, chaos_seed=chaos)
+            running = launch(config, tasks=tasks, here=here, places=places, view=view, chaos_seed=chaos, new=new)
             summary, signum = asyncio.run(running)
         finally:
             view.close()
     if json:
         say_json(summary)
     else:
-        for line in closing(summary, places):
+        for line in closing(summary, places, again=again(file, overrides, places)):
             say(line)
     if signum:
         return 128 + signum
@@ -93,11 +105,22 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int
     return 0
 
 
-def closing(summary: Summary, places: Places) -> list[str]:
-    """The summary as lines: figures, targets, where things are, what to try next."""
+def again(file: Path, overrides: list[str], places: Places) -> str:
+    """The command that goes on with a run of this file."""
+    words = ["gyre", "run", str(file), *(word for override in overrides for word in ("--set", override))]
+    return shlex.join(words) + _state(places)
+
+
+def _state(places: Places) -> str:
+    return "" if places.root == Path("state").absolute() else f" --state {shlex.quote(str(places.root))}"
+
+
+def closing(summary: Summary, places: Places, *, again: str) -> list[str]:
+    """The summary as lines: figures, targets, where things are, what to try next; `again` goes on with the run."""
     folder = places.run(summary.run)
-    state = "" if places.root == Path("state").absolute() else f" --state {places.root}"
-    how = {"steps_done": "finished", "stopped": "was stopped"}.get(summary.finished, "ended early")
+    state = _state(places)
+    how = "finished" if summary.finished else "was stopped and is not finished"
+    onward = [] if summary.finished else [f"  {again}", "      goes on with it; with --new another run begins"]
     rows = []
     for name, value in summary.figures.items():
         bound = summary.targets.get(name, "")
@@ -115,6 +138,7 @@ def closing(summary: Summary, places: Places) -> list[str]:
         f"  services     {folder / 'logs'}",
         "",
         "Next:",
+        *onward,
         f"  gyre export {summary.run} -o run.gyre{state}",
         "  gyre check run.gyre     invariants of the paper, over the log",
         "  gyre replay run.gyre    every decision taken again and compared",

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from schemas import ids, streams
+from schemas import ids
 from schemas.config import Config
 from schemas.units import TaskRef
 from services.cli.launch import begin
 from services.cli.places import Places
+from services.cli.resuming import is_finished
 from services.mesh.clock import SystemClock
 from services.mesh.nats_bus import connect
 from services.mesh.processes import Mesh, read_mesh
@@ -66,7 +67,7 @@ async def is_over(run: str, url: str) -> bool:
     """Whether `run.finished` was said. Raises EnvironmentMissing when the event bus doesn't answer."""
     bus = await connect(url, run, name=f"gyre/{run}/reader")
     try:
-        return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.*.finished") is not None
+        return await is_finished(bus, run)
     finally:
         await bus.close()
 

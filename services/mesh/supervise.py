@@ -89,8 +89,10 @@ class Supervisor:
         nats_pid: int = 0,
         backoff: Backoff | None = None,
         on_change: OnChange | None = None,
+        peak_rss_bytes: int = 0,
     ) -> None:
-        """`folder` is the run's; `on_change` is called after every change of a service's state."""
+        """`folder` is the run's; `on_change` is called after every change of a service's state; `peak_rss_bytes` is
+        what an earlier mesh of the run needed."""
         self.backoff = backoff or Backoff()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Never done while all is well; then it holds the GyreError of the service that was given up."""
@@ -102,6 +104,7 @@ class Supervisor:
             supervisor_created=psutil.Process().create_time(),
             nats=nats,
             nats_pid=nats_pid,
+            peak_rss_bytes=peak_rss_bytes,
         )
         self._specs: dict[str, Spec] = {}
         self._entries: dict[str, Process] = {}

@@ -120,7 +120,7 @@ async def test_every_process_is_killed_once_and_the_run_ends(
     assert [note.split()[1] for note in said] == ["killed", "all"] * 5 + ["killed"]
     rows = survived(summary)
     assert len(rows) == 7
-    assert set(rows) <= set(closing(summary, places))
+    assert set(rows) <= set(closing(summary, places, again="gyre run FILE"))
 
 
 def test_what_did_not_come_back_is_said() -> None:

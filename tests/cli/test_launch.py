@@ -16,12 +16,14 @@ import pytest
 from replay.checker import check
 from replay.logfile import read_events
 from schemas.config import Config
-from schemas.errors import EnvironmentMissing
+from schemas.envelope import Event
+from schemas.errors import ConfigError, EnvironmentMissing
 from services.cli import background, logs
 from services.cli.figures import Summary
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
 from services.cli.progress import Progress
+from services.cli.resuming import differences
 from services.mesh.processes import is_alive, read_mesh
 from tests.cli.conftest import Remembering
 
@@ -87,8 +89,8 @@ async def test_a_run_from_start_to_end(config: Config, places: Places, plan: Pla
     assert children() <= before
 
 
-async def test_a_signal_stops_cleanly(config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path) -> None:
-    before = children()
+async def stopped(config: Config, places: Places, plan: Plan, tmp_path: Path) -> Summary:
+    """A run that a signal stopped after its second step."""
 
     def react(progress: Progress) -> None:
         if len(progress.steps) == 2 and not progress.finished:
@@ -96,15 +98,74 @@ async def test_a_signal_stops_cleanly(config: Config, places: Places, plan: Plan
             view.react = lambda progress: None
 
     view = Remembering(react)
-    # The scripted harness would never report its execution: don't wait for it longer than the test has to.
-    summary, signum = await run(config, places, plan("scheduler"), view, tmp_path)
+    summary, signum = await run(config, places, plan, view, tmp_path)
     assert signum == signal.SIGINT
-    assert summary.finished == "stopped"
     assert "asked to stop" in view.notes
-    [folder] = places.runs.iterdir()
-    [(_, end)] = [found async for found in logs.read_events(places, folder.name, kinds=["run.finished"])]
-    assert (end.entity, end.owner) == (folder.name, "operator")
+    return summary
+
+
+async def said(places: Places, run: str, *kinds: str) -> list[Event]:
+    return [event async for _, event in logs.read_events(places, run, kinds=list(kinds))]
+
+
+async def test_a_run_that_was_stopped_goes_on(
+    config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path
+) -> None:
+    before = children()
+    first = await stopped(config, places, plan("scheduler"), tmp_path)
+    assert first.finished == ""
     assert children() <= before
+    assert await said(places, first.run, "run.finished") == []
+    assert not (await background.status(places, first.run)).finished
+    told: list[object] = []
+
+    def react(progress: Progress) -> None:
+        if not told:
+            told.append(asyncio.get_running_loop().run_in_executor(None, go.write_text, "go"))
+
+    view = Remembering(react)
+    second, signum = await run(config, places, plan("scheduler"), view, tmp_path)
+    assert (signum, second.run, second.finished) == (0, first.run, "steps_done")
+    assert f"run {first.run} goes on" in view.notes
+    figures = second.figures
+    assert (figures["steps"], figures["harness_calls"]) == (2, 3), "over the whole run"
+    assert figures["peak_rss_gb"] >= first.figures["peak_rss_gb"]  # type: ignore[operator]
+    [continued] = await said(places, first.run, "run.continued")
+    assert continued.owner == "operator"
+    assert len(list(places.runs.iterdir())) == 1
+
+
+async def test_a_run_goes_on_only_as_it_began_and_new_begins_another(
+    config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path
+) -> None:
+    first = await stopped(config, places, plan("scheduler"), tmp_path)
+    other = msgspec.structs.replace(config, trainer=msgspec.structs.replace(config.trainer, lr=0.5))
+    with pytest.raises(ConfigError, match=r"is not finished, and it has .* now it is 0\.5") as caught:
+        await run(other, places, plan("scheduler"), Remembering(), tmp_path)
+    assert caught.value.where == "trainer.lr"
+    assert "--new" in caught.value.remedy
+    told: list[object] = []
+
+    def react(progress: Progress) -> None:
+        if not told:
+            told.append(asyncio.get_running_loop().run_in_executor(None, go.write_text, "go"))
+
+    async with asyncio.timeout(60):
+        with places.hold("test"):
+            second, _ = await launch(
+                other, tasks=[], here=tmp_path, places=places, view=Remembering(react), plan=plan("scheduler"), new=True
+            )
+    assert second.run != first.run
+    assert second.finished == "steps_done"
+    [over] = await said(places, first.run, "run.finished")
+    assert (over.owner, over.data.reason, over.data.steps) == ("operator", "stopped", 2)
+
+
+def test_the_first_key_that_differs_is_named() -> None:
+    before = {"a": 1, "b": {"c": [1], "d": 2}}
+    assert list(differences(before, before)) == []
+    assert list(differences(before, {"a": 1, "b": {"c": [2], "d": 2}})) == [("b.c", [1], [2])]
+    assert list(differences(before, {"a": 1, "b": {"c": [1]}, "e": 3})) == [("b.d", 2, "absent"), ("e", "absent", 3)]
 
 
 async def test_a_service_that_keeps_failing_stops_the_run(

@@ -43,10 +43,23 @@ def stepped(step: int, reward: float) -> e.BatchStepped:
     )
 
 
+def test_time_in_which_the_run_was_stopped_does_not_count() -> None:
+    started = e.RunStarted(seed=0, config=small_config(), tasks=[], code="test")
+    said = [
+        event(1, "run.started", "r-test", started),
+        event(2_000, "batch.stepped", "b-000001", stepped(1, 0.5)),
+        event(600_000, "run.continued", "r-test", e.RunContinued(code="test")),
+        event(603_000, "batch.stepped", "b-000002", stepped(2, 0.5)),
+    ]
+    progress = projected(said)  # one sequence number is a millisecond here
+    assert progress.seconds == pytest.approx(4.999)
+    assert [step.seconds for step in progress.steps] == pytest.approx([1.999, 3.0])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_ledger_of_a_whole_run(seed: int) -> None:
     """d, p, f and loads agree with the scheduler's own; in the end nothing is open that was not dispatched."""
-    progress = projected(recorded(seed=seed))
+    progress = projected(recorded(seed=seed, lose=0.1 * (seed % 2)))
     assert progress.f <= progress.p <= progress.d
     assert progress.waterlevel == len(progress.open) == progress.d - progress.f
     for name, cell in progress.cells.items():

@@ -1,0 +1,120 @@
+"""A run that was stopped goes on: which one, whether it is of this configuration, and what has to be gone before.
+
+    newest run, not finished ── same configuration and tasks ──> its services start again, on its log
+                             ├─ another configuration ─────────> an error that names the first key that differs
+                             └─ `--new` ───────────────────────> `run.finished` ends it; another run begins
+
+Invariants: a run goes on only with what its `run.started` says; no service of its earlier mesh lives when the next
+starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from schemas import streams
+from schemas.config import Config
+from schemas.errors import BusError, ConfigError
+from schemas.events import RunContinued, RunFinished, RunStarted
+from schemas.units import TaskRef
+from services.cli.places import Places
+from services.cli.preflight import code_identity
+from services.cli.view import View
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.nats_bus import connect
+from services.mesh.processes import Mesh, is_alive, kill_group, read_mesh
+from services.mesh.publisher import Publisher
+from services.mesh.service import read_started
+
+ENDS_S = 20.0
+"""How long services of a mesh whose supervisor is gone may take to end by themselves."""
+_POLL_S = 0.1
+_ABSENT = "absent"
+
+
+async def open_run(
+    config: Config, *, tasks: list[TaskRef], places: Places, url: str, new: bool, view: View
+) -> str | None:
+    """The run to go on with, ready for its services; None when another is to begin.
+
+    Raises ConfigError where it is of another configuration or its tasks have changed.
+    """
+    run = places.newest_supervised()
+    if run is None:
+        return None
+    async with await connect(url, run, name=f"gyre/{run}/operator") as bus:
+        try:
+            started = await read_started(bus, run)
+        except BusError as error:
+            view.note(f"run {run} is not in this event store ({error.what}); another begins")
+            return None
+        if await is_finished(bus, run):
+            return None
+        if new:
+            await _abandon(bus, run)
+            view.note(f"run {run} is over; another begins")
+            return None
+        _check_same(run, started, config, tasks)
+        mesh = read_mesh(places.run(run))
+        assert mesh is not None
+        await _ended(mesh)
+        view.note(f"run {run} goes on")
+        code = code_identity()
+        if code != started.code:
+            view.note(f"it began with {started.code}; this is {code}")
+        end = await bus.last_seq(streams.log_stream(run))
+        await _operator(bus, run).say("run.continued", run, RunContinued(code=code), id=f"{run}.continued.{end}")
+    return run
+
+
+async def is_finished(bus: Bus, run: str) -> bool:
+    """Whether `run.finished` was said, by whomever."""
+    return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.*.finished") is not None
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Key, value before and value now, in the order of the configuration; both as built-in values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*before, *(key for key in now if key not in before)]:
+            inner = f"{path}.{key}" if path else str(key)
+            yield from differences(before.get(key, _ABSENT), now.get(key, _ABSENT), inner)
+    elif before != now:
+        yield path, before, now
+
+
+def _check_same(run: str, started: RunStarted, config: Config, tasks: list[TaskRef]) -> None:
+    remedy = f"put it back to go on with {run}, or start another run with --new"
+    before, now = msgspec.to_builtins(started.config), msgspec.to_builtins(config)
+    for key, was, is_ in differences(before, now):
+        raise ConfigError(f"run {run} is not finished, and it has {was!r}; now it is {is_!r}", where=key, remedy=remedy)
+    digests = {task.name: task.digest for task in started.tasks}
+    for name, was, is_ in differences(digests, {task.name: task.digest for task in tasks}):
+        what = "is new" if was == _ABSENT else "is gone" if is_ == _ABSENT else "has changed"
+        raise ConfigError(f"run {run} is not finished, and task {name} {what}", where="tasks", remedy=remedy)
+
+
+async def _abandon(bus: Bus, run: str) -> None:
+    last = await bus.last_for(streams.log_stream(run), f"gyre.{run}.trainer.batch.*.stepped")
+    steps = decode(last).data.step if last is not None else 0
+    await _operator(bus, run).say("run.finished", run, RunFinished(steps=steps, reason="stopped"), id=f"{run}.stopped")
+
+
+def _operator(bus: Bus, run: str) -> Publisher:
+    return Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+
+
+async def _ended(mesh: Mesh) -> None:
+    """Wait until no service of the mesh lives; whoever is left then is ended by force."""
+    deadline = time.monotonic() + ENDS_S
+    while left := [each for each in mesh.services if is_alive(each.pid, each.created)]:
+        if time.monotonic() > deadline:
+            for each in left:
+                kill_group(each.pid)
+        await asyncio.sleep(_POLL_S)
