@@ -28,6 +28,9 @@ class CellRole(msgspec.Struct, kw_only=True):
     """Newest version that was exposed for publication."""
     exposure: dict[str, Any] | None = None
     """Its address; None while the starting policy is current."""
+    exposed: tuple[str, int] = ("", 0)
+    """Id and sequence of the event that said so."""
+    bytes: int = 0
 
     @property
     def accepting(self) -> bool:
@@ -43,6 +46,7 @@ class CellRole(msgspec.Struct, kw_only=True):
         data = event.data
         if isinstance(data, e.WeightsExposed) and data.purpose == "publish" and data.version >= self.published:
             self.published, self.exposure = data.version, data.address
+            self.exposed, self.bytes = (event.id, event.seq), data.bytes
         elif isinstance(data, e.CellRoleTransition) and event.entity == self.cell:
             self._transition(event, data)
 

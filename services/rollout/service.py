@@ -1,22 +1,23 @@
 """A cell's rollout side: its engine behind a small gate, its changes of role, and the weights that it pulls.
 
 Invariants: a call is accepted only with the cell's current epoch and only while it serves, so a lagging proxy is
-harmless; the engine serves nobody before it holds the version published last; a cell that leaves for training waits a
-bounded time for its calls to move away, then aborts what is left, so nobody can hold it back; an abort is taken at any
-epoch.
+harmless; an engine that (re)joins serves nobody before it holds the version published last, and where that can't be
+pulled, because the process that exposed it is gone, it waits a bounded time for the next exposure; a cell that leaves
+for training waits a bounded time for its calls to move away, then aborts what is left, so nobody can hold it back; an
+abort is taken at any epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from aiohttp import ClientError, web
 
 from schemas import events as e
-from schemas.envelope import Event
 from schemas.errors import EngineError
 from schemas.ids import cell_index
 from schemas.units import Phase
@@ -27,6 +28,10 @@ from services.rollout.cell_role import CellRole
 EPOCH_HEADER = "x-gyre-epoch"
 ABORT_AGAIN_S = 0.5
 """Seconds between two aborts of all calls that are left."""
+PULL_AGAIN_S = 1.0
+"""Seconds until the same exposure is tried again."""
+EXPOSED_S = 300.0
+"""How long the published weights may be out of reach before the cell gives up."""
 
 
 async def serve(context: Context) -> None:
@@ -54,6 +59,11 @@ class RolloutCell:
         self._idle = asyncio.Event()
         self._idle.set()
         self._joined = False
+        self._changed = asyncio.Event()
+        """LOG was folded into `role`."""
+        self._folded = 0
+        self._unreachable: float | None = None
+        """Since when the published weights can't be pulled; monotonic seconds."""
 
     def __repr__(self) -> str:
         role = self.role
@@ -69,45 +79,58 @@ class RolloutCell:
         context.health.ready = lambda: "" if self._joined else "the engine is starting"
         context.health.gauge("gyre_calls_in_flight", "Calls at this cell's engine", lambda: self.in_flight)
         context.health.gauge("gyre_engine_version", "Policy version of the engine", lambda: self.version)
+        self._folded = position
         await self._adapter.start()
         await announce(context)
-        if self.role.stand in ("training", "waiting"):
-            await self._adapter.release_memory()
-            self.version = -1
-        elif self.role.exposure is not None and self.role.stand in ("serving", "arrived"):
-            await self._pull()
-        await self._join()
-        await self._take_turn()
         follow = asyncio.create_task(self._follow(position))
+        work = asyncio.create_task(self._work())
         died = asyncio.create_task(self._adapter.died())
+        tasks: list[asyncio.Task[Any]] = [follow, work, died]
         try:
-            await asyncio.wait({follow, died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if died.done():
                 raise EngineError(
                     f"the engine ended with code {died.result()}",
                     where=str(context.folder / "engines" / context.cell / "engine.log"),
                     remedy="the supervisor starts it again; read its log when it keeps ending",
                 )
-            follow.result()
+            for each in (follow, work):
+                if each.done():
+                    each.result()
         finally:
-            follow.cancel()
-            died.cancel()
-            await asyncio.gather(follow, died, return_exceptions=True)
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, position: int) -> None:
         async for event in self._context.events(position):
-            before = self.role.published
             self.role.fold(event)
-            # The same version may be exposed again, by a core that was started again: nothing to pull then.
-            if self.role.published > before and self.role.stand in ("serving", "arrived"):
-                await self._publish(event)
-            await self._take_turn()
+            self._folded = event.seq
+            self._changed.set()
 
-    async def _take_turn(self) -> None:
-        if self.role.turn == "leave":
-            await self._leave()
-        elif self.role.turn == "return":
-            await self._return()
+    async def _work(self) -> None:
+        """What is to be done next, one thing at a time; `role` says what, LOG changes it meanwhile."""
+        if self.role.stand in ("training", "waiting"):
+            await self._adapter.release_memory()
+            self.version = -1
+        while True:
+            self._changed.clear()
+            if self._behind:
+                await self._renew()
+            elif not self._joined:
+                await self._join()
+            elif self.role.turn == "leave":
+                await self._leave()
+            elif self.role.turn == "return":
+                await self._return()
+            else:
+                await self._changed.wait()
+
+    @property
+    def _behind(self) -> bool:
+        """Whether the engine is to serve and holds another version than the one published last."""
+        role = self.role
+        return role.exposure is not None and role.stand in ("serving", "arrived") and self.version != role.published
 
     async def _leave(self) -> None:
         """draining -> drained -> released; what is in flight moves away first."""
@@ -119,7 +142,6 @@ class RolloutCell:
         await self._adapter.release_memory()
         self.version = -1
         await self._say_phase("released", time.monotonic() - start, target="train")
-        self.role.stand = "training"
 
     async def _drain(self) -> None:
         """Until no call is here. The proxies move calls by themselves; this is the bound on how long they may take."""
@@ -145,31 +167,50 @@ class RolloutCell:
         """Memory again, the published weights, then `acquired` with their version."""
         start = time.monotonic()
         await self._adapter.resume_memory()
-        await self._pull()
+        while not await self._pull():
+            pass
         await self._say_phase("acquired", time.monotonic() - start, target="rollout")
-        self.role.stand = "arrived"
 
-    async def _publish(self, event: Event) -> None:
-        start = time.monotonic()
-        await self._pull()
-        data = event.data
-        await self._context.say(
+    async def _renew(self) -> None:
+        """The published weights, into an engine that serves or has just started. Said of those that were serving:
+        whoever joins says its version then."""
+        role, start = self.role, time.monotonic()
+        (exposed, seq), size, kind = role.exposed, role.bytes, str((role.exposure or {}).get("kind", ""))
+        if not await self._pull() or not self._joined:
+            return
+        seconds = time.monotonic() - start
+        said = await self._context.say(
             "weights.published",
-            self.role.cell,
-            e.WeightsPublished(
-                version=self.version,
-                bytes=data.bytes,
-                seconds=time.monotonic() - start,
-                transport=str(data.address.get("kind", "")),
-            ),
-            id=f"{event.id}.{self.role.cell}.published",
-            causation=event.seq,
+            role.cell,
+            e.WeightsPublished(version=self.version, bytes=size, seconds=seconds, transport=kind),
+            id=f"{exposed}.{role.cell}.published",
+            causation=seq,
         )
+        await self._until_folded(said)
 
-    async def _pull(self) -> None:
-        assert self.role.exposure is not None, "memory comes back only after a publication"
-        await self._adapter.pull_weights(self.role.exposure, self.role.published)
-        self.version = self.role.published
+    async def _pull(self) -> bool:
+        """Whether the engine holds the published weights now. If not, they were out of reach and it is time to look at
+        the role again: they are exposed anew, or a little later. Raises EngineError when that lasts too long."""
+        role = self.role
+        exposure, version, stand = role.exposure, role.published, role.stand
+        assert exposure is not None, "memory comes back only after a publication"
+        try:
+            await self._adapter.pull_weights(exposure, version)
+        except EngineError as error:
+            now = time.monotonic()
+            if self._unreachable is None:
+                self._context.log.warning("published weights are out of reach", version=version, what=str(error))
+            self._unreachable = self._unreachable or now
+            if now - self._unreachable > EXPOSED_S:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PULL_AGAIN_S):
+                    while role.exposure is exposure and role.stand == stand:
+                        self._changed.clear()
+                        await self._changed.wait()
+            return False
+        self.version, self._unreachable = version, None
+        return True
 
     async def _join(self) -> None:
         context = self._context
@@ -190,7 +231,7 @@ class RolloutCell:
 
     async def _say_phase(self, phase: Phase, seconds: float, *, target: Literal["rollout", "train"]) -> None:
         decision, seq = self.role.cause
-        await self._context.say(
+        said = await self._context.say(
             "cell.role-transition",
             self.role.cell,
             e.CellRoleTransition(
@@ -204,6 +245,13 @@ class RolloutCell:
             id=f"{decision}.{phase}.0",
             causation=seq,
         )
+        await self._until_folded(said)
+
+    async def _until_folded(self, seq: int) -> None:
+        """Until `role` holds what was said, so that the next turn is taken on what follows from it."""
+        while self._folded < seq:
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _generate(self, request: web.Request) -> web.Response:
         # Read before the gate: a caller that is slow to send can't hold back a cell that leaves.

@@ -18,7 +18,7 @@ from schemas.ids import cell_id
 from schemas.streams import micro_step_blob
 from schemas.units import Outcome
 
-Turn = Literal["", "acquire", "release", "claim", "reduce", "update", "expose", "renew"]
+Turn = Literal["", "acquire", "release", "claim", "reduce", "update", "expose", "reissue", "renew"]
 CORE = cell_id(0)
 _IN_BASELINE: tuple[Outcome, ...] = ("valid", "placeholder")
 
@@ -87,7 +87,9 @@ class BatchView(msgspec.Struct, kw_only=True):
     final: bool = False
     """That step was the last of its burst."""
     exposed: int = 0
-    """Version exposed for publication last."""
+    """Version exposed for publication last: engines that start again need it, until another is."""
+    gone: bool = False
+    """It is older than the core's weights, and the process that exposed it ended: the core exposes it anew."""
     exposure: Exposure | None = None
     """The newest of the core's process that runs now."""
     due: Literal["", "join", "publish"] = ""
@@ -124,6 +126,11 @@ class BatchView(msgspec.Struct, kw_only=True):
         return self.role in ("arrived", "train")
 
     @property
+    def overtaken(self) -> bool:
+        """The training cells are ahead of the published version, and no publication is on its way."""
+        return 0 < self.exposed < self.stepped and not self.final
+
+    @property
     def joinable(self) -> bool:
         """The weights of the batch that is open, or will be next, can be pulled."""
         return self.exposure is not None and self.exposure.data.version == self.stepped
@@ -139,6 +146,8 @@ class BatchView(msgspec.Struct, kw_only=True):
             return ""
         if self.role == "entering":
             return "acquire" if core or self.joinable else ""
+        if core and self.gone:
+            return "reissue"
         if core and (self.due == "publish" or (self.due == "join" and self.holds_memory)):
             return "expose"
         if self.role == "leaving":
@@ -196,9 +205,11 @@ class BatchView(msgspec.Struct, kw_only=True):
             self.role = "rollout"
 
     def _exposed(self, event: Event, data: e.WeightsExposed) -> None:
-        self.exposure = Exposure(event.seq, data)
+        if self.exposure is None or data.version >= self.exposure.data.version:
+            self.exposure = Exposure(event.seq, data)
         if data.purpose == "publish":
             self.exposed = max(self.exposed, data.version)
+            self.gone = False
         if data.version == self.stepped and data.purpose == self.due:
             self.due = ""
 
@@ -207,6 +218,7 @@ class BatchView(msgspec.Struct, kw_only=True):
         self.processes[cell] = seq
         if cell == CORE:
             self.exposure = None
+            self.gone = self.overtaken
             if self.final:
                 self.due = "publish"
             else:

@@ -192,8 +192,11 @@ class BatchWork:
         )
 
     def _drop_old_checkpoints(self) -> None:
-        context, checkpoints = self._process.context, self._process.view.checkpoints
+        context, view, checkpoints = self._process.context, self._process.view, self._process.view.checkpoints
         for version in sorted(checkpoints)[: -context.config.trainer.keep_checkpoints]:
+            # A core that starts again exposes the published version from its checkpoint.
+            if version == view.exposed:
+                continue
             path = context.folder / checkpoints[version]
             if Path(path).exists():
                 shutil.rmtree(path)

@@ -2,7 +2,7 @@
 
 The core trains, updates and exposes; a satellite pulls the core's weights, trains beside it and gives it its gradient.
 Invariants: a micro-step is trained only by who won its claim, on the batch's version; what a process held when it ended
-is released by the next one before anything else.
+is released by the next one before anything else; the version that engines serve can be pulled whenever the core runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from services.trainer.cell_process import CellProcess
 from services.trainer.weights_exchange import WeightsExchange
 
 if TYPE_CHECKING:
+    from services.mesh.weights.transport import WeightAddress
     from services.trainer.cell import Cell
     from services.trainer.prefix_group import PrefixGroup
+    from services.trainer.weights_exchange import Flat, Purpose
 
 
 async def serve(context: Context) -> None:
@@ -70,6 +72,8 @@ class CellTrainer:
         self._cell: Cell | None = None
         self._group: PrefixGroup | None = None
         self._exchange: WeightsExchange | None = None
+        self._overtaken: Flat | None = None
+        """Weights of the published version, which an earlier process exposed and whose training has gone on since."""
 
     @property
     def view(self) -> BatchView:
@@ -122,6 +126,8 @@ class CellTrainer:
                 await work.part()
                 await process.in_thread(cell.release)
                 await self._say_phase("released", "rollout", time.monotonic() - start)
+            elif turn == "reissue":
+                await self._reissue()
             elif turn == "expose":
                 await self._expose()
             elif turn == "renew":
@@ -141,20 +147,26 @@ class CellTrainer:
 
     def _start_cell(self) -> Cell:
         """In the role that the log gives it; the core with the last version that was stepped, which others pull."""
-        context, view = self._context, self.view
-        cell = self._build(context)
+        view = self.view
+        cell = self._build(self._context)
+        if view.overtaken and self._core:
+            self._load(cell, view.exposed)
+            self._overtaken = cell.flat_weights()
         if view.stepped and self._core:
-            path = view.checkpoints.get(view.stepped)
-            if path is None:
-                raise TrainerError(
-                    f"version {view.stepped} has no checkpoint in the log",
-                    where=context.instance,
-                    remedy="start a new run; this one lost its last version",
-                )
-            cell.load(context.folder / path)
+            self._load(cell, view.stepped)
         if not view.holds_memory:
             cell.release()
         return cell
+
+    def _load(self, cell: Cell, version: int) -> None:
+        path = self.view.checkpoints.get(version)
+        if path is None:
+            raise TrainerError(
+                f"version {version} has no checkpoint in the log",
+                where=self._context.instance,
+                remedy="start a new run; this one lost what it needs to go on",
+            )
+        cell.load(self._context.folder / path)
 
     def _open_group(self) -> PrefixGroup:
         from services.trainer.prefix_group import PrefixGroup
@@ -245,20 +257,33 @@ class CellTrainer:
         await process.say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
 
     async def _expose(self) -> None:
-        process, context, cell = self._process, self._context, self.cell
-        exchange, group, purpose = self._exchange, self._group, self.view.due
-        assert exchange is not None and group is not None and purpose != ""
-        address = await process.in_thread(lambda: exchange.expose(cell, purpose))
+        cell, exchange, purpose = self.cell, self._exchange, self.view.due
+        assert exchange is not None and purpose != ""
+        address = await self._process.in_thread(lambda: exchange.expose(cell, purpose))
+        await self._say_exposed(address, purpose)
+
+    async def _reissue(self) -> None:
+        """The published weights once more: those who exposed them are gone, and engines may start again."""
+        flat, exchange, version = self._overtaken, self._exchange, self.view.exposed
+        assert exchange is not None and flat is not None
+        address = await self._process.in_thread(lambda: exchange.expose_flat(flat, version, "publish"))
+        await self._say_exposed(address, "publish")
+        self._overtaken = None
+
+    async def _say_exposed(self, address: WeightAddress, purpose: Purpose) -> None:
+        context, group = self._context, self._group
+        assert group is not None
         where = f"{address.peer}.{address.pointer}{address.name}"
-        await process.say(
+        await self._process.say(
             "weights.exposed",
             context.cell,
             e.WeightsExposed(
-                version=cell.version,
+                version=address.version,
                 purpose=purpose,
                 address=msgspec.to_builtins(address),
                 bytes=address.bytes,
                 rendezvous=group.rendezvous,
             ),
-            id=f"{context.run}.{context.cell}.exposed.{cell.version}.{where}",
+            # Another process may expose at the same place.
+            id=f"{context.run}.{context.cell}.exposed.{address.version}.{self.view.processes[context.cell]}.{where}",
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from schemas import events as e
 from services.mesh.weights.transport import WeightAddress, open_transport
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from services.trainer.cell import Cell
 
 Purpose = Literal["join", "publish"]
+Flat = npt.NDArray[np.float32]
 _KEPT: dict[Purpose, int] = {"join": 1, "publish": 2}
 
 
@@ -45,7 +47,11 @@ class WeightsExchange:
 
     def expose(self, cell: Cell, purpose: Purpose) -> WeightAddress:
         """Exposes a copy of the cell's weights under its version."""
-        address = self._transport.expose(cell.flat_weights(), cell.version)
+        return self.expose_flat(cell.flat_weights(), cell.version, purpose)
+
+    def expose_flat(self, flat: Flat, version: int, purpose: Purpose) -> WeightAddress:
+        """Exposes a copy of these weights."""
+        address = self._transport.expose(flat, version)
         mine = self._exposed[purpose]
         mine.append(address)
         while len(mine) > _KEPT[purpose]:

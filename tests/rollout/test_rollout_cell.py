@@ -42,6 +42,10 @@ class ScriptedEngine:
         self.release = asyncio.Event()
         self.deaf = 0
         self.aborts: list[bytes] = []
+        self.gone: set[str] = set()
+        """Addresses that nobody serves any more."""
+        self.tried = asyncio.Event()
+        """One of them was asked for."""
         self._dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -75,6 +79,9 @@ class ScriptedEngine:
             self.release.set()
 
     async def pull_weights(self, address: dict[str, Any], version: int) -> None:
+        if address["at"] in self.gone:
+            self.tried.set()
+            raise EngineError("nobody is there", where=address["at"])
         self.done.append(f"pull {version} {address['at']}")
 
     async def release_memory(self) -> None:
@@ -288,6 +295,70 @@ async def test_a_restarted_cell_joins_with_the_current_weights(stage: Stage) -> 
         joined = await stage.seen("cell.joined")
     assert joined.data.version == 2
     assert stage.engine.done == ["start", "pull 2 new"]
+
+
+async def test_a_restarted_cell_waits_until_the_published_weights_are_exposed_again(stage: Stage) -> None:
+    """Whoever exposed them is gone: it serves nobody and does not end, and joins with the next exposure."""
+    stage.engine.gone = {"old"}
+    stage.engine.release.set()
+    await stage.expose(2, at="old")
+    async with running(stage):
+        url = (await stage.seen("service.joined")).data.url
+        await stage.engine.tried.wait()
+        assert (await call(url, 0))[0] == 409
+        await stage.expose(2, at="new")
+        assert (await stage.seen("cell.joined")).data.version == 2
+        assert (await call(url, 0))[0] == 200
+    assert stage.engine.done == ["start", "pull 2 new", "generate"]
+
+
+async def test_a_cell_that_returns_waits_for_an_exposure_that_can_be_pulled(stage: Stage) -> None:
+    stage.engine.gone = {"old"}
+    async with running(stage):
+        await stage.seen("cell.joined")
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="released")
+        await stage.expose(2, at="old")
+        await stage.decide("rollout", epoch=2)
+        await stage.decide("rollout", epoch=2, phase="released", owner="trainer")
+        await stage.engine.tried.wait()
+        await stage.expose(2, at="new")
+        assert (await stage.seen("cell.role-transition", phase="acquired", source="train")).data.version == 2
+    assert stage.engine.done == ["start", "release", "resume", "pull 2 new"]
+
+
+async def test_an_exposure_that_was_out_of_reach_for_a_moment_is_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.rollout.service.PULL_AGAIN_S", 0.01)
+    async with running(stage):
+        await stage.seen("cell.joined")
+        stage.engine.gone = {"there"}
+        await stage.expose(2)
+        await stage.engine.tried.wait()
+        stage.engine.gone = set()
+        await stage.seen("weights.published", version=2)
+    assert stage.engine.done == ["start", "pull 2 there"]
+
+
+async def test_weights_that_stay_out_of_reach_end_the_service(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.rollout.service.PULL_AGAIN_S", 0.01)
+    monkeypatch.setattr("services.rollout.service.EXPOSED_S", 0.05)
+    stage.engine.gone = {"old"}
+    await stage.expose(2, at="old")
+    async with running(stage) as task:
+        with pytest.raises(EngineError, match="nobody is there"):
+            await task
+
+
+async def test_a_cell_that_cannot_pull_still_leaves_for_training(stage: Stage) -> None:
+    stage.engine.gone = {"old"}
+    await stage.expose(2, at="old")
+    async with running(stage):
+        await stage.engine.tried.wait()
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="released")
+    assert stage.engine.done == ["start", "release"]
 
 
 async def test_a_cell_restarted_while_it_leaves_finishes_leaving(stage: Stage) -> None:

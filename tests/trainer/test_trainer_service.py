@@ -116,6 +116,41 @@ async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the
     assert broken.micro_steps == 3
 
 
+async def test_the_published_version_can_be_pulled_from_a_core_that_started_again(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]]
+) -> None:
+    """Version 1 is published, version 3 is in the core when it ends: the next process exposes 1 from its checkpoint."""
+
+    async def train(index: int, *, final: bool) -> None:
+        batch = f"b-{index:06d}"
+        await stage.open_batch(index, version=index - 1, final=final)
+        await stage.enqueue(micro_steps(batch, 1)[0])
+        await stage.close(batch, 1)
+        await stage.seen("batch.stepped", version=index)
+
+    def pulled(exposed: e.WeightsExposed) -> np.ndarray:
+        with open_transport("shared-memory") as transport:
+            weights = np.zeros(exposed.bytes // 4, np.float32)
+            transport.pull(WeightAddress(**exposed.address), weights)
+        return weights
+
+    async with running(stage):
+        await stage.enter_training()
+        await train(1, final=True)
+        published = pulled((await stage.seen("weights.exposed", version=1)).data)
+        await train(2, final=False)
+        await train(3, final=False)
+    kept = {path.name for path in (stage.tmp / "checkpoints").iterdir()}
+    assert kept == {"v000001", "v000002", "v000003"}, "two are kept, and the published one"
+    async with running(stage):
+        again = (await stage.seen("weights.exposed", 2, version=1)).data
+        assert again.purpose == "publish"
+        assert np.array_equal(pulled(again), published)
+        await train(4, final=True)
+        assert (await stage.seen("weights.exposed", version=4)).data.purpose == "publish"
+    assert [event.data.version for event in await stage.log() if event.kind == "weights.exposed"] == [1, 1, 4]
+
+
 async def test_what_follows_from_a_fact_may_arrive_before_its_acknowledgement(
     stage: Stage, micro_steps: Callable[..., list[MicroStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
