@@ -110,10 +110,15 @@ async def status(places: Places, run: str) -> Status:
     mesh = read_mesh(folder)
     if mesh is None:
         raise GyreError(f"{run} never had a mesh", where=str(folder), remedy="start a run with `gyre run FILE`")
-    up = not mesh.ended and is_alive(mesh.supervisor, mesh.supervisor_created)
     progress = await read_progress(places, run)
     urls = progress.services
-    probes = [_health(process, urls.get(process.name, "")) for process in mesh.services]
+    if mesh.supervisor:
+        up = not mesh.ended and is_alive(mesh.supervisor, mesh.supervisor_created)
+        probes = [_health(process, urls.get(process.name, "")) for process in mesh.services]
+    else:
+        # Services that others keep: of their processes we know only what they said.
+        up = not progress.finished
+        probes = [_answers(name, url) for name, url in sorted(urls.items())]
     return Status(
         run=run,
         up=up,
@@ -139,6 +144,10 @@ async def _health(process: Process, url: str) -> Health:
     return Health(
         name=process.name, state=process.state, pid=process.pid, restarts=process.restarts, health=health
     )
+
+
+async def _answers(name: str, url: str) -> Health:
+    return Health(name=name, state="joined", pid=0, restarts=0, health=await asyncio.to_thread(probe, url))
 
 
 def probe(url: str) -> str:

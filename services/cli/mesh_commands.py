@@ -46,7 +46,7 @@ def status_command(run: str | None, *, state: Path, json: bool) -> int:
     stands = "up" if found.up else "over" if found.finished else "stopped; `gyre run FILE` goes on with it"
     say(f"run {found.run} is {stands}; {found.folder}")
     if found.up:
-        say(f"event bus {found.nats}, supervisor {found.supervisor}")
+        say(f"event bus {found.nats}, " + (f"supervisor {found.supervisor}" if found.supervisor else "services kept by others"))
         rows = [("service", "state", "pid", "restarts", "health")]
         rows += [(s.name, s.state, str(s.pid), str(s.restarts), s.health) for s in found.services]
         for line in table(rows):

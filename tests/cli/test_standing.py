@@ -15,7 +15,7 @@ import pytest
 
 from schemas.config import Config
 from schemas.events import RunFinished
-from services.cli import app, logs
+from services.cli import app, background, logs
 from services.cli.places import Places
 from services.cli.service_command import service_command
 from services.cli.standing import is_over, newest, open_or_find, until_replaced, wait_for_run
@@ -86,6 +86,9 @@ async def test_a_service_leaves_for_the_next_run(
     service = asyncio.create_task(run_service(until_replaced(serve, places), context))
     async with asyncio.timeout(30):
         await serving.wait()
+        status = await background.status(places, run)
+        assert (status.up, status.supervisor, status.nats) == (True, 0, url)
+        assert [(each.name, each.health) for each in status.services] == [("packer", "starting")]
         await end(run, url)
         assert not service.done()
         await open_or_find(config, tasks=[], places=places, url=url)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
 IMAGE = "localhost/qwengyre:latest"
 USER = 10001
-FINISH_S = 240
+FINISH_S = 300
 SHORT = "--set steps=2 --set scheduler.N=4 --set scheduler.B=2"
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(600)]
