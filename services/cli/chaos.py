@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import psutil
 
 from schemas import streams
@@ -101,12 +102,14 @@ class Chaos:
             if not await mesh.kill(kill.process):
                 missing = f"{kill.process} had ended by itself"
                 break
+            done = Killed(process=kill.process, at_step=step, at_sequence=sequence)
+            self.killed.append(done)
             tell(f"chaos: killed {kill.process} after step {step}, event {sequence}")
             missing, since = await self._wait_ready(mesh, steady_s=STEADY_S)
-            took = None if missing else round(since - began, 2)
-            self.killed.append(Killed(process=kill.process, at_step=step, at_sequence=sequence, ready_after_s=took))
             if missing:
                 break
+            took = round(since - began, 2)
+            self.killed[-1] = msgspec.structs.replace(done, ready_after_s=took)
             tell(f"chaos: all are ready {took:.1f} s after the end of {kill.process}")
         tell(f"chaos: killed {len(self.killed)} of {len(self.plan)} processes{f'; {missing}' if missing else ''}")
         await self._over.wait()

@@ -1,8 +1,8 @@
 """Who is killed when, for `gyre run FILE --chaos SEED`: pure, from a seed.
 
 Invariants: every process once; the same seed and processes give the same moments; moments are spread evenly over the
-first part of the run, each anywhere in a piece of its own, and lie before the last step begins (in the only step, when
-there is one). The last part is left to those that are late, because whoever was killed needs time to come back.
+first half of the run, each anywhere in a piece of its own, and lie before the last step begins (in the only step, when
+there is one). The second half is left to those that are late, because whoever was killed needs time to come back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EVENTS_AN_EXECUTION = 12
 """About so many lines of the log does one execution make, its group's and its batch's among them."""
 
 
-SPREAD = 0.75
+SPREAD = 0.5
 """Part of the steps before the last one over which moments are spread."""
 
 
