@@ -110,7 +110,8 @@ class RolloutCell:
 
     async def _work(self) -> None:
         """What is to be done next, one thing at a time; `role` says what, LOG changes it meanwhile."""
-        if self.role.stand in ("training", "waiting"):
+        if self.role.stand in ("training", "waiting", "returning"):
+            # A fresh engine has its memory and the starting policy.
             await self._adapter.release_memory()
             self.version = -1
         while True:

@@ -368,6 +368,17 @@ async def test_a_cell_restarted_while_it_leaves_finishes_leaving(stage: Stage) -
     assert stage.engine.done == ["start", "release"]
 
 
+async def test_a_cell_restarted_while_it_returns_finishes_returning(stage: Stage) -> None:
+    await stage.decide("train", epoch=1)
+    await stage.decide("train", epoch=1, phase="released", owner="rollout")
+    await stage.expose(2)
+    await stage.decide("rollout", epoch=2)
+    await stage.decide("rollout", epoch=2, phase="released", owner="trainer")
+    async with running(stage):
+        assert (await stage.seen("cell.role-transition", phase="acquired")).data.version == 2
+    assert stage.engine.done == ["start", "release", "resume", "pull 2 there"]
+
+
 async def test_the_end_of_the_engine_ends_the_service_with_its_code(stage: Stage) -> None:
     async with running(stage) as task:
         await stage.seen("cell.joined")
