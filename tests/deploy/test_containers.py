@@ -112,6 +112,9 @@ def mesh(state: Path) -> Iterator[Run]:
             )
             print(f"== {name}\n{logs.stdout}{logs.stderr}")  # noqa: T201  shown when the test fails
         subprocess.run([*compose, "down", "-v", "-t", "10"], env=environment, capture_output=True, check=False)
+        # podman-compose leaves its network.
+        network = ["podman", "network", "rm", "-f", f"{project}_default"]
+        subprocess.run(network, env=environment, capture_output=True, check=False)
 
 
 def test_the_quickstart_trains_in_containers(mesh: Run, state: Path) -> None:
