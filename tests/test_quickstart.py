@@ -1,11 +1,12 @@
 """The quickstart as a newcomer runs it: real services, real policy, a reward that rises, a log that proves it.
 
-One run of the full length, and a short one whose scheduler is killed in the middle. Both are exported, checked, and
-decided again.
+One run of the full length, a short one whose scheduler is killed in the middle, and one that is stopped, and killed
+as a whole, and goes on each time. All are exported, checked, and decided again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -86,6 +87,15 @@ class Running:
             assert time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.2)
 
+    def wait_for_harnesses(self, count: int) -> None:
+        """Until at least so many harness processes run."""
+        service = psutil.Process(self.service("harness").pid)
+        deadline = time.monotonic() + ENDED_S
+        while len(service.children()) < count:
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.02)
+
     def mesh(self) -> Mesh:
         mesh = self.places.live()
         assert mesh is not None
@@ -93,6 +103,14 @@ class Running:
 
     def service(self, name: str) -> Process:
         return next(each for each in self.mesh().services if each.name == name)
+
+    def kill_all(self) -> None:
+        """Every process at once: supervisor, event bus, services, engines, harnesses."""
+        me = psutil.Process(self.process.pid)
+        for process in [me, *me.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(60)
 
     def finish(self) -> Finished:
         self.process.wait(ENDED_S)
@@ -140,6 +158,29 @@ def survived(places: Places) -> Iterator[Finished]:
     running.end()
 
 
+@pytest.fixture(scope="module")
+def resumed(places: Places) -> Iterator[Finished]:
+    """Six steps: Ctrl-C after the second, everything killed after the third, and the same command each time."""
+    overrides = ("steps=6", "seed=2")
+    running = Running(places, *overrides)
+    try:
+        running.wait_for_step(2)
+        running.wait_for_harnesses(8)
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(120) == 128 + signal.SIGINT, running.errors.read_text()
+        stopped = msgspec.json.decode(running.out.read_bytes())
+        assert stopped["finished"] == ""
+        running = Running(places, *overrides)
+        running.wait_for_step(3)
+        running.kill_all()
+        running = Running(places, *overrides)
+        finished = running.finish()
+        assert finished.summary["run"] == stopped["run"]
+        yield finished
+    finally:
+        running.end()
+
+
 def nothing_is_left(places: Places) -> None:
     assert places.holder() is None
     for process in psutil.process_iter(["cmdline"]):
@@ -181,6 +222,22 @@ def test_a_run_survives_its_scheduler(survived: Finished) -> None:
     assert survived.code == 0, survived.summary
     proven(survived)
     nothing_is_left(survived.places)
+
+
+def test_a_run_that_was_stopped_or_killed_goes_on(resumed: Finished) -> None:
+    assert resumed.code == 0, (resumed.summary, resumed.errors[-4000:])
+    assert (resumed.figures["steps"], resumed.figures["harness_errors"]) == (6, 0)
+    events = read_events(resumed.log)
+    assert [each.owner for each in events if each.kind == "run.continued"] == ["operator"] * 2
+    assert [each.kind for each in events if each.kind == "run.finished"] == ["run.finished"]
+    # What was in flight started again, and only that was scored and trained.
+    lost = {each.entity for each in events if each.kind == "execution.lost"}
+    assert lost
+    ends = {each.entity: each.data for each in events if each.kind == "execution.finished"}
+    assert {ends[name].attempt for name in lost & ends.keys()} <= {1, 2}
+    assert all(end.attempt == 0 for name, end in ends.items() if name not in lost)
+    proven(resumed)
+    nothing_is_left(resumed.places)
 
 
 def test_an_altered_decision_is_named(survived: Finished, tmp_path: Path) -> None:
