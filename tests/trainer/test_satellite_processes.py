@@ -116,6 +116,8 @@ async def test_a_satellite_and_then_the_core_are_killed(
     satellite = await start("cell-1")
     await stage.close("b-000001", 4, CELLS)
     await stage.seen("batch.stepped", version=1)
+    # The exposure follows the broadcast: a satellite frozen in between would miss both once the core is killed.
+    await stage.seen("weights.exposed", purpose="join", version=1)
 
     await stage.open_batch(2, version=1, final=True)
     with frozen(satellite):
