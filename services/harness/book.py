@@ -43,6 +43,7 @@ class Book:
         self._placed: dict[str, Attempt] = {}
         self._said: dict[str, int] = {}
         self._lost: dict[str, Attempt] = {}
+        self._ended: dict[str, int] = {}
         self._begun: dict[str, int] = {}
         self._taken: dict[str, int] = {}
 
@@ -72,6 +73,7 @@ class Book:
                 self._begun[event.entity] = max(self._begun.get(event.entity, -1), event.data.attempt)
             case "execution.lost" | "execution.finished":
                 known = self._placed.get(event.entity)
+                self._ended[event.entity] = max(self._ended.get(event.entity, -1), event.data.attempt)
                 if known is not None and known.attempt <= event.data.attempt:
                     del self._placed[event.entity]
                     self._taken.pop(event.entity, None)
@@ -91,6 +93,10 @@ class Book:
     def said(self, execution: str) -> int:
         """Sequence of what this service said last of the execution; 0 when it said nothing."""
         return self._said.get(execution, 0)
+
+    def has_ended(self, attempt: Attempt) -> bool:
+        """Whether LOG says that this attempt is lost or finished."""
+        return self._ended.get(attempt.execution, -1) >= attempt.attempt
 
     def age_us(self, execution: str, now_us: int) -> int:
         """How much of the execution's overall budget is gone: time since its first start, whatever happened in it."""

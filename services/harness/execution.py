@@ -127,7 +127,7 @@ class Executions:
         context, execution = self.context, attempt.execution
         log = streams.log_stream(context.run)
         mine = streams.chain_filter(context.run, "harness", "execution", execution)
-        while True:
+        while not self.book.has_ended(attempt):
             claim = (mine, self.book.said(execution))
             try:
                 seq = await context.say(
@@ -151,6 +151,7 @@ class Executions:
             else:
                 self.book.heard(execution, seq)
                 return
+        context.log.warning("ended before", execution=execution, attempt=attempt.attempt)
 
 
 class Execution:

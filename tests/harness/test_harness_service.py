@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from schemas.envelope import Event
 from schemas.errors import LogBroken
 from schemas.events import (
     ExecutionDispatched,
@@ -22,6 +23,7 @@ from schemas.events import (
 )
 from schemas.ids import execution_id
 from schemas.units import Counters
+from services.harness.book import Book
 from services.harness.folder import ExecutionFolder
 from services.harness.service import serve
 from services.mesh.clock import VirtualClock
@@ -368,22 +370,44 @@ async def test_the_end_of_the_run_finds_a_lost_execution_that_nobody_placed_agai
     assert (finished.attempt, finished.reason) == (1, "cancelled")
 
 
-async def test_nothing_of_an_attempt_follows_its_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["it has read of it", "it has not"])
+async def test_nothing_of_an_attempt_follows_its_loss(
+    tmp_path: Path, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process of the service that was replaced and lives on is not heard."""
+    apply = Book.apply
+    heard = asyncio.Event()
+
+    def listen(book: Book, event: Event) -> None:
+        if event.kind == "execution.lost":
+            heard.set()
+            if not known:
+                return
+        apply(book, event)
+
+    monkeypatch.setattr(Book, "apply", listen)
     os.mkfifo(tmp_path / "gate")
-    world = await world_of(tmp_path, [*BASH, 'trap "" TERM; echo > up; : < "$0"', "{here}/gate"])
-    async with serving(serve, world.context("harness")):
+    world = await world_of(tmp_path, [*BASH, 'echo > up; : < "$0"', "{here}/gate"])
+    context = world.context("harness")
+    refused = asyncio.Event()
+
+    class Log:
+        def warning(self, event: str, **fields: Any) -> None:
+            assert (event, fields["execution"]) == ("ended before", E0)
+            refused.set()
+
+    context.log = Log()
+    async with serving(serve, context):
         await proxy_joins(world)
         await place(world)
         await file_of(workspace(tmp_path, E0) / "up")
         await world.wait("execution.started")
-        lost = ExecutionLost(attempt=0, reason="test")
-        await world.say("harness", "execution.lost", E0, lost)
+        await world.say("harness", "execution.lost", E0, ExecutionLost(attempt=0, reason="test"))
+        await heard.wait()
         gate = os.open(tmp_path / "gate", os.O_RDWR)
-        await place(world, execution_id(0, 1))
-        await finish_of(world, execution_id(0, 1))
+        await refused.wait()
         os.close(gate)
-    assert [event.entity for event in await world.events("execution.finished")] == [execution_id(0, 1)]
+    assert await world.events("execution.finished") == []
 
 
 async def test_a_start_that_was_said_late_does_not_hide_the_loss(tmp_path: Path) -> None:
