@@ -10,6 +10,7 @@
 | batch | `b-000007` | training step that it feeds |
 | micro-step | `m-000007.013` | batch, then enqueueing |
 | burst | `u-000003` | opening |
+| evaluation | `v-000012.03-0` | execution, attempt |
 | timer | `t-supply-000004` | purpose, then arming |
 """
 
@@ -58,6 +59,16 @@ def burst_id(index: int) -> str:
 
 def timer_id(purpose: str, index: int) -> str:
     return f"t-{purpose}-{index:06d}"
+
+
+def evaluation_id(execution: str, attempt: int) -> str:
+    """Id of the one evaluation of an attempt's preserved workspace."""
+    return f"v-{execution[2:]}-{attempt}"
+
+
+def order_of(name: str) -> tuple[int, str]:
+    """Sorts ids of one kind in their order, also when their number outgrows its padding."""
+    return len(name), name
 
 
 def group_of(execution: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from schemas.envelope import Decision
 from schemas.errors import LogBroken
 from schemas.events import BatchOpened, EvaluationScored, MicroStepClaimed
-from schemas.ids import batch_id, group_id
+from schemas.ids import batch_id, evaluation_id, group_id
 from schemas.micro_steps import DTYPES, MicroStep, decode, validate
 from schemas.records import FrozenTree, VersionSpan
 from schemas.units import Reward, RowPlan
@@ -22,7 +22,6 @@ from services.packer.core.state import State
 from services.packer.materialiser import Materialiser, build
 from services.packer.service import serve
 from services.trajectories.core.admission import admit
-from services.trajectories.core.outcome import evaluation_id
 from services.trajectories.service import serve as serve_trajectories
 from services.trajectories.tree import counts_of, freeze
 from tests.trajectories.mesh import Mesh

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
-from schemas.ids import execution_id, group_id
+from schemas.ids import evaluation_id, execution_id, group_id
 from schemas.units import TaskRef
 from services.mesh.decider import Driver
-from services.trajectories.core.outcome import Outcome, evaluation_id
+from services.trajectories.core.outcome import Outcome
 from services.trajectories.core.state import State
 from tests.trajectories.trees import config
 

@@ -13,10 +13,9 @@ from sqlalchemy import text
 from schemas import streams
 from schemas.errors import EnvironmentMissing
 from schemas.events import EvaluationScored
-from schemas.ids import group_id
+from schemas.ids import evaluation_id, group_id
 from services.mesh.service import Context
 from services.mesh.tree_codec import decode_tree
-from services.trajectories.core.outcome import evaluation_id
 from services.trajectories.projection import rebuild
 from services.trajectories.service import database_url, serve
 from services.trajectories.store import Store

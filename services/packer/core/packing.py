@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
-from schemas.ids import group_of, micro_step_id
+from schemas.ids import group_of, micro_step_id, order_of
 from schemas.streams import micro_step_blob
 from schemas.units import RowPlan, RowRef
 from services.packer.core.filling import GOOD_FILL, by_size, fill
@@ -50,7 +50,7 @@ class Packer:
                 packer = data.config.packer
                 state.capacity, state.reorder, state.ahead = packer.T, packer.reorder_groups, packer.ahead
             case e.GroupDispatched() as data:
-                if _order(entity) > _order(state.newest):
+                if order_of(entity) > order_of(state.newest):
                     state.newest = entity
                     state.supplies[entity] = Supply(version=data.version)
             case e.GroupReady():
@@ -64,7 +64,7 @@ class Packer:
                 if not any(entity in batch.claimed for batch in state.batches):
                     state.supplies.pop(entity, None)
             case e.BatchOpened() as data:
-                if _order(entity) > _order(state.newest_batch):
+                if order_of(entity) > order_of(state.newest_batch):
                     state.newest_batch = entity
                     state.batches.append(OpenBatch(name=entity, groups=data.groups))
             case e.MicroStepClaimed() | e.MicroStepDone() as data:
@@ -111,11 +111,6 @@ def fill_share(state: State) -> float:
     return state.packed_tokens / state.packed_room if state.packed_room else 1.0
 
 
-def _order(name: str) -> tuple[int, str]:
-    """Order of ids of one kind, also when their number outgrows its padding."""
-    return len(name), name
-
-
 def _bundles(rows: list[RowPlan]) -> list[Bundle]:
     refs: dict[str, list[RowRef]] = {}
     for row in rows:
@@ -147,7 +142,7 @@ def _window(state: State, batch: OpenBatch) -> list[str]:
     held = [group for group in batch.claimed if _left(state, group)]
     taken = {group for other in state.batches for group in other.claimed}
     ready = sorted(
-        (supply.version, *_order(group))
+        (supply.version, *order_of(group))
         for group, supply in state.supplies.items()
         if supply.ready and supply.bundles is not None and group not in taken
     )

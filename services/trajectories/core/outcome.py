@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
-from schemas.ids import group_of
+from schemas.ids import evaluation_id, group_of, order_of
 from schemas.units import Outcome as Verdict
 from schemas.units import Reward, Value
 from services.trajectories.core.admission import admit
@@ -57,7 +57,7 @@ class Outcome:
                 state.advantage = data.config.trajectories.advantage
                 state.budget_us = round(data.config.harness.overall_timeout_s * 1e6)
             case e.GroupDispatched() as data:
-                if _order(event.entity) > _order(state.newest):
+                if order_of(event.entity) > order_of(state.newest):
                     state.newest = event.entity
                     state.groups[event.entity] = Group(
                         task=data.task,
@@ -85,16 +85,6 @@ class Outcome:
         yield Decision(kind="execution.settled", entity=execution, data=settled)
         if all(other.settled is not None for other in group.members.values()):
             yield from _close(state, group_of(execution), group)
-
-
-def evaluation_id(execution: str, attempt: int) -> str:
-    """Id of the one evaluation of an attempt's preserved workspace."""
-    return f"v-{execution[2:]}-{attempt}"
-
-
-def _order(group: str) -> tuple[int, str]:
-    """Dispatch order of group ids, also when their number outgrows its padding."""
-    return len(group), group
 
 
 def _execution_of(event: Event) -> str:
