@@ -1,0 +1,351 @@
+"""An asyncio event loop whose time is virtual: it jumps to the next timer as soon as nothing is ready.
+
+Everything of asyncio that doesn't touch the machine works on it: tasks, futures, timers, time-outs, queues, task groups.
+Sockets, subprocesses and signals are absent; functions given to an executor run inline, at their turn.
+
+Invariants
+- the order of callbacks depends on the program alone: first come, first served; timers by time, then by arming. Tasks
+  have hashes of their own, so sets of them have an order that repeats;
+- a callback belongs to the `Life` of its context. What belongs to a dead life never runs, and holds no time up;
+- an exception that nobody handles ends the run. Nothing is swallowed;
+- a program that spins without letting time pass is stopped, and the error names who spins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from asyncio import events
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from replay.virtual.life import Life
+
+T = TypeVar("T")
+
+LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
+"""The life that the running code belongs to; None for the world around all lives."""
+
+STILL_LIMIT = 200_000
+"""Callbacks that may run without time passing."""
+_NAMED = 2_000
+"""Callbacks that are looked at to say who spins."""
+
+
+class Livelock(RuntimeError):
+    """The program spins: callbacks follow callbacks and virtual time stands still."""
+
+
+class Standstill(RuntimeError):
+    """Nothing is ready and no timer is armed, yet what is waited for has not come."""
+
+
+class Unhandled(RuntimeError):
+    """An exception that nobody handled; it is the cause of this one."""
+
+
+class Handle:
+    """A callback in the queue. Cheaper than asyncio's own; the face that its users see is the same."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_life", "_when")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float) -> None:
+        self._callback, self._args, self._context, self._when = callback, args, context, when
+        self._life = context.get(LIFE)
+        self._cancelled = False
+
+    def __repr__(self) -> str:
+        return f"<Handle {name_of(self._callback)} at {self._when:.6f}>"
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        return self._when
+
+
+class VirtualTask(asyncio.Task[T]):
+    """A task whose hash is its number, so that sets of tasks are walked in the same order in every repetition."""
+
+    __slots__ = ("_number",)
+
+    def __init__(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        number: int,
+        loop: VirtualLoop,
+        name: str,
+        context: Context | None,
+    ) -> None:
+        self._number = number
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """
+    >>> with VirtualLoop() as loop:
+    ...     loop.run_until_complete(asyncio.sleep(86_400))
+    ...     loop.time()
+    86400.0
+    """
+
+    def __init__(self, *, still_limit: int = STILL_LIMIT) -> None:
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._order = itertools.count()
+        self._numbers = itertools.count(1)
+        self._now = 0.0
+        self._still_limit = still_limit
+        self._running = self._stopping = self._closed = False
+        self._unhandled: BaseException | None = None
+        self.steps = 0
+        """Callbacks that ran."""
+        self.lives: list[Life] = []
+        """Every life that began on this loop."""
+
+    def __repr__(self) -> str:
+        return f"<VirtualLoop [time: {self._now:.6f}, {len(self._ready)} ready, {len(self._timers)} timers]>"
+
+    def __enter__(self) -> VirtualLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # running
+
+    def run_until_complete(self, future: Any) -> Any:
+        """The result of a coroutine or future. Raises Standstill, Livelock or Unhandled when the program fails."""
+        main = asyncio.ensure_future(future, loop=self)
+        main.add_done_callback(self._stop_at)
+        try:
+            self.run_forever()
+        finally:
+            main.remove_done_callback(self._stop_at)
+        if not main.done():
+            raise Standstill(f"nothing is left to run at {self._now:.6f} s, and {main!r} is not done")
+        return main.result()
+
+    def _stop_at(self, _: object) -> None:
+        self._stopping = True
+
+    def run_forever(self) -> None:
+        """Until `stop`, or until there is nothing left to run."""
+        if self._closed or self._running:
+            raise RuntimeError("the loop is closed" if self._closed else "the loop runs already")
+        self._running, self._stopping = True, False
+        events._set_running_loop(self)
+        try:
+            self._run()
+        finally:
+            events._set_running_loop(None)
+            self._running = False
+
+    def _run(self) -> None:
+        ready = self._ready
+        still = 0
+        while not self._stopping:
+            if not ready:
+                if not self._pass_time():
+                    return
+                still = 0
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            life = handle._life
+            if life is not None:
+                if life.dead:
+                    life.bury(handle)
+                    continue
+                life.steps += 1
+                if life.steps >= life.strike_at:
+                    life.strike()
+                    if life.dead:
+                        life.bury(handle)
+                        continue
+            still += 1
+            if still > self._still_limit:
+                self._name_who_spins(handle)
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                raise Unhandled(f"in {name_of(handle._callback)} at {self._now:.6f} s: {error!r}") from error
+            self.steps += 1
+            if self._unhandled is not None:
+                unhandled, self._unhandled = self._unhandled, None
+                raise unhandled
+
+    def _pass_time(self) -> bool:
+        """Move to the next timer and make all that are due ready. False when no timer is left."""
+        timers, ready = self._timers, self._ready
+        while timers:
+            when, _, handle = timers[0]
+            if handle._cancelled:
+                heapq.heappop(timers)
+            elif handle._life is not None and handle._life.dead:
+                heapq.heappop(timers)
+                handle._life.bury(handle)
+            else:
+                break
+        else:
+            return False
+        self._now = max(self._now, when)
+        while timers and timers[0][0] <= when:
+            ready.append(heapq.heappop(timers)[2])
+        return True
+
+    def _name_who_spins(self, handle: Handle) -> NoReturn:
+        names: Counter[str] = Counter()
+        self._ready.appendleft(handle)
+        for _ in range(_NAMED):
+            if not self._ready:
+                break
+            handle = self._ready.popleft()
+            if not handle._cancelled and (handle._life is None or not handle._life.dead):
+                where = f"{handle._life.name}: " if handle._life is not None else ""
+                names[where + name_of(handle._callback)] += 1
+                handle._context.run(handle._callback, *handle._args)
+        most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))
+        raise Livelock(f"{self._still_limit} callbacks at {self._now:.6f} s and time stands still; who runs: {most}")
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Ends all lives and forgets what has not run. May be called again."""
+        if self._running:
+            raise RuntimeError("a loop is not closed while it runs")
+        if self._closed:
+            return
+        self._closed = True
+        for life in self.lives:
+            life.forget()
+        self._ready.clear()
+        self._timers.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        """Generators end with the frames that hold them."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none."""
+
+    # scheduling
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
+        handle = Handle(callback, args, copy_context() if context is None else context, self._now)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """There is one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context, when)
+        heapq.heappush(self._timers, (when, next(self._order), handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> VirtualTask[T]:
+        number = next(self._numbers)
+        task = VirtualTask(coro, number, self, name or f"task-{number}", context)
+        life = LIFE.get() if context is None else context.get(LIFE)
+        if life is not None:
+            life.own(task)
+        return task
+
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Runs `func` inline at its turn: a thread that is scheduled by the loop."""
+        future = self.create_future()
+        self.call_soon(_work, future, func, args)
+        return future
+
+    # errors
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """asyncio has an error that nobody takes: it ends the run, unless it is of a life that is over."""
+        life = LIFE.get()
+        if life is not None and life.dead:
+            return
+        error = context.get("exception")
+        if self._unhandled is None:
+            self._unhandled = Unhandled(f"{context.get('message', 'an error')} at {self._now:.6f} s: {error!r}")
+            self._unhandled.__cause__ = error
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def get_exception_handler(self) -> None:
+        return None
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Debugging asyncio's way reads the machine's clock; there is none of it here."""
+
+
+def name_of(callback: Callable[..., object]) -> str:
+    """What a callback is called: the coroutine of a task's step, else the function."""
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        coroutine = task.get_coro()
+        return f"{task.get_name()} {getattr(coroutine, '__qualname__', repr(coroutine))}"
+    return getattr(callback, "__qualname__", repr(callback))
+
+
+def _nothing() -> None:
+    """What a cancelled handle holds, so that it keeps nothing alive."""
+
+
+def _work(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+    if future.cancelled():
+        return
+    try:
+        result = func(*args)
+    except StopIteration as error:
+        future.set_exception(RuntimeError(f"{name_of(func)} raised {error!r}"))
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
