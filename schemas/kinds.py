@@ -37,7 +37,7 @@ _TABLE = [
     _kind("run.started", {"operator": "fact"}, True, e.RunStarted, "A run began with this configuration, seed and code."),
     _kind("run.finished", {"scheduler": "decision", "operator": "fact"}, True, e.RunFinished, "The run is over."),
     _kind("run.continued", {"operator": "fact"}, False, e.RunContinued, "All services were stopped and start again."),
-    _kind("run.paused", {"operator": "fact"}, False, e.RunPaused, "Nothing is placed and no cell joins training until resumed."),
+    _kind("run.paused", {"operator": "fact"}, False, e.RunPaused, "Nothing is placed, no cell joins training, no burst ends."),
     _kind("run.resumed", {"operator": "fact"}, False, e.RunResumed, "The run goes on."),
     _kind("group.dispatched", {"scheduler": "decision"}, True, e.GroupDispatched, "A group takes a dispatch slot for a task."),
     _kind("group.ready", {"trajectories": "decision"}, True, e.GroupReady, "Every execution is settled; advantages are known."),

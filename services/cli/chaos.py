@@ -2,8 +2,14 @@
 
     all ready --> its moment comes --> SIGKILL --> dead --> all ready again --> the next one
 
+Moments are drawn over the progress of the run, not over time. Where kills fall behind, because processes take long to
+come back, the run is held back: chaos says `run.paused`, and `run.resumed` once the kill it waits for is done. No burst
+ends in a paused run, so none ends while something is outstanding. Who is killed then may find the mesh with little to do.
+
 Invariants
 - never two at once: the next is killed only when every process answers `/readyz` with 200 and the event bus answers;
+- the run ends after the last process that was killed is ready again;
+- what chaos held back it lets go, however it ends itself; a pause that somebody else asked for stays;
 - a kill of ours is none of the failures after which the supervisor gives a service up;
 - who did not come back within `READY_S` ends the chaos, not the run: the summary says what is missing.
 """
@@ -24,19 +30,24 @@ from schemas import streams
 from schemas.config import Config
 from schemas.envelope import Event
 from schemas.errors import BusError
-from schemas.events import BatchStepped, ServiceJoined
+from schemas.events import BatchStepped, RunPaused, RunResumed, ServiceJoined
 from services.cli.background import READY, probe
 from services.cli.chaos_plan import EVENTS_AN_EXECUTION, Kill, Killed, plan, position
 from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
 from services.mesh.processes import Process, is_alive
+from services.mesh.publisher import Publisher
 from services.mesh.server import NatsServer
 from services.mesh.supervise import Supervisor
 
+CHAOS = "chaos"
+"""Who holds a run back, in `run.paused` and `run.resumed`."""
 BUS = "nats-server"
 ROLLOUT, ENGINE = "rollout-", "engine-"
 READY_S = 180.0
 STEADY_S = 1.0
 """Ready is who is ready for so long: one that joins and ends at once is not."""
+RELEASE_S = 5.0
 POLL_S = 0.1
 ANSWER_S = 2.0
 
@@ -56,9 +67,14 @@ class Chaos:
     """
 
     def __init__(self, *, seed: int, config: Config, services: Sequence[str], own_bus: bool) -> None:
-        self.plan: list[Kill] = plan(processes(services, own_bus=own_bus), seed=seed, steps=config.steps)
+        rules = config.scheduler
+        names = processes(services, own_bus=own_bus)
+        self.plan: list[Kill] = plan(names, seed=seed, steps=config.steps, mu=rules.mu)
         self.killed: list[Killed] = []
-        self._expected = config.scheduler.B * config.scheduler.N * EVENTS_AN_EXECUTION
+        self._expected = rules.B * rules.N * EVENTS_AN_EXECUTION
+        self._awaited: Kill | None = None
+        self._held = False
+        self._paused_by = ""
         self._ends: list[int] = []
         self._sequence = 0
         self._joined: dict[str, ServiceJoined] = {}
@@ -79,6 +95,10 @@ class Chaos:
             self._ends.append(event.seq)
         elif isinstance(event.data, ServiceJoined):
             self._joined[event.entity] = event.data
+        elif isinstance(event.data, RunPaused):
+            self._paused_by = event.data.by
+        elif isinstance(event.data, RunResumed):
+            self._paused_by = ""
         elif event.kind == "run.finished":
             self._over.set()
         self._changed.set()
@@ -90,29 +110,75 @@ class Chaos:
 
         Says to `tell` what it does."""
         mesh = MeshUnderTest(supervisor, server, bus, self._joined)
-        missing = ""
+        operator = Publisher(bus=bus, clock=SystemClock(), run=supervisor.run, owner="operator", instance=CHAOS)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._hold(operator, tell))
+                missing = await self._kill_all(mesh, tell)
+                self._await(None)
+        except ExceptionGroup as failures:
+            # The first failure ended the others; it is what a person has to read.
+            raise failures.exceptions[0] from failures
+        finally:
+            # A bus that is gone cannot be told; whoever goes on with the run lets it go then.
+            with contextlib.suppress(BusError, TimeoutError):
+                async with asyncio.timeout(RELEASE_S):
+                    await self._release(operator)
+        tell(f"chaos: killed {len(self.killed)} of {len(self.plan)} processes{f'; {missing}' if missing else ''}")
+        await self._over.wait()
+
+    async def _kill_all(self, mesh: MeshUnderTest, tell: Callable[[str], None]) -> str:
+        """One after the other; an empty text, or why not all."""
         for kill in self.plan:
+            self._await(kill)
             if not await self._reach(kill.at):
-                missing = "the run was over before the others' turn; more steps give more time"
-                break
+                return "the run was over before the others' turn"
             missing, _ = await self._wait_ready(mesh, steady_s=0.0)
             if missing:
-                break
+                return missing
             step, sequence, began = len(self._ends), self._sequence, time.monotonic()
             if not await mesh.kill(kill.process):
-                missing = f"{kill.process} had ended by itself"
-                break
+                return f"{kill.process} had ended by itself"
             done = Killed(process=kill.process, at_step=step, at_sequence=sequence)
             self.killed.append(done)
             tell(f"chaos: killed {kill.process} after step {step}, event {sequence}")
             missing, since = await self._wait_ready(mesh, steady_s=STEADY_S)
             if missing:
-                break
+                return missing
             took = round(since - began, 2)
             self.killed[-1] = msgspec.structs.replace(done, ready_after_s=took)
             tell(f"chaos: all are ready {took:.1f} s after the end of {kill.process}")
-        tell(f"chaos: killed {len(self.killed)} of {len(self.plan)} processes{f'; {missing}' if missing else ''}")
-        await self._over.wait()
+        return ""
+
+    def _await(self, kill: Kill | None) -> None:
+        """From now on the run is held back for this one; for nobody when all are done."""
+        self._awaited = kill
+        self._changed.set()
+
+    async def _hold(self, operator: Publisher, tell: Callable[[str], None]) -> None:
+        """Holds the run back while it is further than the kill in hand allows, until there is none."""
+        while not self._over.is_set():
+            awaited = self._awaited
+            if awaited is None:
+                return
+            if self._position < awaited.hold:
+                await self._release(operator)
+            elif not self._held and not self._paused_by:
+                self._held = True
+                tell(f"chaos: the run waits for {awaited.process}")
+                await operator.say("run.paused", operator.run, RunPaused(by=CHAOS), id=self._id(operator, "paused"))
+            if awaited is self._awaited:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _release(self, operator: Publisher) -> None:
+        if self._held and not self._over.is_set():
+            if self._paused_by in ("", CHAOS):
+                await operator.say("run.resumed", operator.run, RunResumed(by=CHAOS), id=self._id(operator, "resumed"))
+            self._held = False
+
+    def _id(self, operator: Publisher, verb: str) -> str:
+        return f"{operator.run}.{CHAOS}.{verb}.{self._sequence}.{len(self.killed)}"
 
     async def _reach(self, at: float) -> bool:
         """Wait for a moment of the run; whether it came before the run was over."""

@@ -1,8 +1,16 @@
 """Who is killed when, for `gyre run FILE --chaos SEED`: pure, from a seed.
 
-Invariants: every process once; the same seed and processes give the same moments; moments are spread evenly over the
-first half of the run, each anywhere in a piece of its own, and lie before the last step begins (in the only step, when
-there is one). The second half is left to those that are late, because whoever was killed needs time to come back.
+    first half of the bursts before the last        second half             last burst
+    |--piece 1--|--piece 2--| ... |--piece n--|------------------------------|----------
+         kill 1      kill 2            kill n         ^ the run waits here for kill n
+
+Invariants
+- every process once; the same seed and processes give the same moments;
+- moments are spread evenly over the first half of what comes before the last burst, each anywhere in a piece of its own;
+- the run has twice the progress that a kill's piece ends at before it is held back: whoever was killed needs time to
+  come back, and the next is killed no earlier;
+- the last hold lies where the last burst begins, so nothing is outstanding when the run ends. A run of one burst has
+  its moments in the first quarter of its steps and its last hold in their middle.
 """
 
 from __future__ import annotations
@@ -16,9 +24,8 @@ import msgspec
 EVENTS_AN_EXECUTION = 12
 """About so many lines of the log does one execution make, its group's and its batch's among them."""
 
-
 SPREAD = 0.5
-"""Part of the steps before the last one over which moments are spread."""
+"""Part of the run before its last hold over which moments are spread."""
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +34,8 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     process: str
     at: float
     """Moment, in steps: 2.4 is in the third step, when about two fifths of its events are in the log."""
+    hold: float
+    """Moment, in steps, from which on the run is held back until this process was killed and is ready again."""
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,16 +50,28 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until every process was ready again; None when that was not seen."""
 
 
-def plan(processes: Iterable[str], *, seed: int, steps: int) -> list[Kill]:
-    """Moments for all processes, rising, for a run of `steps` steps. The order of `processes` doesn't matter."""
+def plan(processes: Iterable[str], *, seed: int, steps: int, mu: int) -> list[Kill]:
+    """Moments for all processes, rising, for a run of `steps` steps in bursts of `mu`.
+
+    The order of `processes` doesn't matter."""
     order = sorted(set(processes))
     random.Random(f"{seed}:order").shuffle(order)
-    span = SPREAD * max(1, steps - 1)
+    end = last_hold(steps=steps, mu=mu)
+    span = SPREAD * end
     below = math.nextafter(span, 0.0)
     return [
-        Kill(process=name, at=min(below, span * (index + random.Random(f"{seed}:{name}").random()) / len(order)))
+        Kill(
+            process=name,
+            at=min(below, span * (index + random.Random(f"{seed}:{name}").random()) / len(order)),
+            hold=end * (index + 1) / len(order),
+        )
         for index, name in enumerate(order)
     ]
+
+
+def last_hold(*, steps: int, mu: int) -> float:
+    """Steps after which the run waits for everything outstanding: before the last burst, or inside the only one."""
+    return float(steps - mu) if steps > mu else steps / 2
 
 
 def position(ends: Sequence[int], sequence: int, *, expected: int) -> float:

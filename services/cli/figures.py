@@ -109,7 +109,7 @@ def summarize(
     if kills is not None:
         # One that did not come back is not survived.
         found["kills"] = sum(each.ready_after_s is not None for each in killed)
-        wanted.append(Target(name="kills", op=">=", bound=kills))
+        wanted.append(Target(name="kills", op="==", bound=kills))
     missed = [target.name for target in wanted if not target.holds(found[target.name])]
     return Summary(
         name=progress.config.name if progress.config else "",

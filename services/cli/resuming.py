@@ -20,8 +20,9 @@ import msgspec
 from schemas import streams
 from schemas.config import Config
 from schemas.errors import BusError, ConfigError
-from schemas.events import RunContinued, RunFinished, RunStarted
+from schemas.events import RunContinued, RunFinished, RunResumed, RunStarted
 from schemas.units import TaskRef
+from services.cli.chaos import CHAOS
 from services.cli.places import Places
 from services.cli.preflight import code_identity
 from services.cli.view import View
@@ -70,7 +71,9 @@ async def open_run(
         if code != started.code:
             view.note(f"it began with {started.code}; this is {code}")
         end = await bus.last_seq(streams.log_stream(run))
-        await _operator(bus, run).say("run.continued", run, RunContinued(code=code), id=f"{run}.continued.{end}")
+        operator = _operator(bus, run)
+        await operator.say("run.continued", run, RunContinued(code=code), id=f"{run}.continued.{end}")
+        await _let_go(bus, operator)
     return run
 
 
@@ -104,6 +107,15 @@ async def _abandon(bus: Bus, run: str) -> None:
     last = await bus.last_for(streams.log_stream(run), f"gyre.{run}.trainer.batch.*.stepped")
     steps = decode(last).data.step if last is not None else 0
     await _operator(bus, run).say("run.finished", run, RunFinished(steps=steps, reason="stopped"), id=f"{run}.stopped")
+
+
+async def _let_go(bus: Bus, operator: Publisher) -> None:
+    """What chaos held back and could not let go, because it was killed itself."""
+    log, run = streams.log_stream(operator.run), operator.run
+    paused, resumed = [await bus.last_for(log, f"gyre.{run}.operator.run.*.{verb}") for verb in ("paused", "resumed")]
+    if paused is None or (resumed is not None and resumed.seq > paused.seq) or decode(paused).data.by != CHAOS:
+        return
+    await operator.say("run.resumed", run, RunResumed(by=CHAOS), id=f"{run}.{CHAOS}.resumed.after.{paused.seq}")
 
 
 def _operator(bus: Bus, run: str) -> Publisher:

@@ -79,7 +79,7 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int
     kills: list[Kill] = []
     if chaos is not None:
         names = processes([spec.name for spec in specs], own_bus=not config.bus.url)
-        kills = plan(names, seed=chaos, steps=config.steps)
+        kills = plan(names, seed=chaos, steps=config.steps, mu=config.scheduler.mu)
     if json:
         say_json(
             {
@@ -101,7 +101,7 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int
     for spec in specs:
         say(f"service {spec.name}: {' '.join(spec.command[1:])}")
     for kill in kills:
-        say(f"chaos kills {kill.process} at step {kill.at:.2f}")
+        say(f"chaos kills {kill.process} at step {kill.at:.2f}; the run waits for it from {kill.hold:.2f} on")
     return 0
 
 

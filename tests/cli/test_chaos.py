@@ -6,17 +6,27 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import events as e
+from schemas import streams
 from schemas.config import Config
-from services.cli.chaos import processes
-from services.cli.chaos_plan import SPREAD, Killed, plan, position
+from services.cli import logs
+from services.cli.chaos import CHAOS, processes
+from services.cli.chaos_plan import SPREAD, Killed, last_hold, plan, position
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
+from services.cli.resuming import open_run
 from services.cli.run_command import closing, survived
-from services.mesh.processes import read_mesh
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.nats_bus import connect
+from services.mesh.processes import Mesh, read_mesh
+from services.mesh.publisher import Publisher
+from services.mesh.server import NatsServer
 from tests.cli.conftest import Remembering
 
 Planner = Callable[..., Plan]
@@ -25,29 +35,41 @@ SEEDS = st.integers(min_value=-(2**40), max_value=2**40)
 STEPS = st.integers(min_value=1, max_value=2000)
 
 
-@given(names=NAMES, seed=SEEDS, steps=STEPS)
-def test_everyone_once_before_the_last_step(names: set[str], seed: int, steps: int) -> None:
-    kills = plan(names, seed=seed, steps=steps)
+MU = st.integers(min_value=1, max_value=9)
+
+
+@given(names=NAMES, seed=SEEDS, steps=STEPS, mu=MU)
+def test_everyone_once_and_nobody_outstanding_in_the_last_burst(
+    names: set[str], seed: int, steps: int, mu: int
+) -> None:
+    kills = plan(names, seed=seed, steps=steps, mu=mu)
     assert sorted(kill.process for kill in kills) == sorted(names)
-    moments = [kill.at for kill in kills]
+    moments, holds = [kill.at for kill in kills], [kill.hold for kill in kills]
     assert moments == sorted(moments)
-    span = SPREAD * max(1, steps - 1)
+    assert holds == sorted(holds)
+    end = last_hold(steps=steps, mu=mu)
+    assert 0 < end < steps
+    assert end == steps - mu or steps <= mu
+    assert holds[-1] == pytest.approx(end)
+    span = SPREAD * end
     assert 0 <= moments[0]
-    assert moments[-1] < span < max(1, steps - 1)
-    # Spread: each in a part of its own.
-    for index, at in enumerate(moments):
+    assert moments[-1] < span
+    for index, (at, hold) in enumerate(zip(moments, holds, strict=True)):
+        # Spread: each in a part of its own, and the run may go twice as far before it has to wait.
         assert index <= at * len(names) / span + 1e-6
         assert at * len(names) / span <= index + 1 + 1e-6
+        assert at < hold
 
 
 @given(names=NAMES, seed=SEEDS, steps=STEPS)
 def test_the_seed_decides_and_the_order_of_names_does_not(names: set[str], seed: int, steps: int) -> None:
-    assert plan(sorted(names), seed=seed, steps=steps) == plan(sorted(names, reverse=True), seed=seed, steps=steps)
+    forward = plan(sorted(names), seed=seed, steps=steps, mu=2)
+    assert forward == plan(sorted(names, reverse=True), seed=seed, steps=steps, mu=2)
 
 
 def test_seeds_differ() -> None:
     names = [f"p{index}" for index in range(16)]
-    orders = {tuple(kill.process for kill in plan(names, seed=seed, steps=20)) for seed in range(20)}
+    orders = {tuple(kill.process for kill in plan(names, seed=seed, steps=20, mu=2)) for seed in range(20)}
     assert len(orders) == 20
 
 
@@ -108,19 +130,48 @@ async def test_every_process_is_killed_once_and_the_run_ends(
     assert sorted(each.process for each in summary.chaos) == sorted([*roles, "engine-cell-0", "nats-server"])
     assert all(each.ready_after_s and each.at_sequence > 0 for each in summary.chaos)
     assert summary.figures["kills"] == 5
-    assert summary.targets["kills"] == ">= 5"
+    assert summary.targets["kills"] == "== 5"
 
     # A service was started again once for each process of it that was killed, and none for another's end.
     mesh = read_mesh(places.run(summary.run))
     assert mesh is not None
     assert {each.name: each.restarts for each in mesh.services} == {"scheduler": 1, "worker": 1, "rollout-cell-0": 2}
 
+    # The scripted run is at its last step at once: it was held back until the last kill was done.
+    held = [event async for _, event in logs.read_events(places, summary.run, kinds=["run.*"])]
+    assert [event.kind for event in held] == ["run.started", "run.paused", "run.resumed", "run.finished"]
+    assert {event.data.by for event in held[1:3]} == {"chaos"}
+    assert held[2].seq > max(each.at_sequence for each in summary.chaos)
+
     # One after the other: what was killed is back before the next is.
     said = [note for note in view.notes if note.startswith("chaos:")]
-    assert [note.split()[1] for note in said] == ["killed", "all"] * 5 + ["killed"]
+    assert [note.split()[1] for note in said if "waits" not in note] == ["killed", "all"] * 5 + ["killed"]
     rows = survived(summary)
     assert len(rows) == 7
     assert set(rows) <= set(closing(summary, places, again="gyre run FILE"))
+
+
+@pytest.mark.parametrize(("by", "let_go"), [(CHAOS, True), ("command line", False)])
+async def test_who_goes_on_lets_go_what_a_killed_chaos_held_back(
+    by: str, let_go: bool, config: Config, places: Places, nats_server: NatsServer
+) -> None:
+    run = f"r-20260102-0304-5f3{let_go:d}"
+    mesh = Mesh(run=run, supervisor=1, supervisor_created=0.0, nats=nats_server.url)
+    places.run(run).mkdir(parents=True)
+    (places.run(run) / "secret").write_bytes(b"")
+    (places.run(run) / "mesh.json").write_bytes(msgspec.json.encode(mesh))
+    async with await connect(nats_server.url, run, name="test") as bus:
+        await bus.open_run()
+        operator = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+        started = e.RunStarted(seed=0, config=config, tasks=[], code="test")
+        await operator.say("run.started", run, started, id=f"{run}.started")
+        await operator.say("run.paused", run, e.RunPaused(by=by), id=f"{run}.paused")
+        for _ in range(2):
+            again = open_run(config, tasks=[], places=places, url=nats_server.url, new=False, view=Remembering())
+            assert await again == run
+        log = streams.log_stream(run)
+        events = [decode(stored) async for stored in bus.read_range(log, 0, await bus.last_seq(log))]
+    assert [each.data.by for each in events if each.kind == "run.resumed"] == [CHAOS] * let_go
 
 
 def test_what_did_not_come_back_is_said() -> None:

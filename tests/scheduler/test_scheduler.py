@@ -184,6 +184,24 @@ def test_a_withdrawn_cell_empties_and_a_paused_run_places_nothing() -> None:
     assert world.finished
 
 
+def test_a_paused_run_ends_no_burst() -> None:
+    """What runs ends, what can be trained is; then nothing more happens until the run goes on."""
+    world = World(small_config(steps=2), seed=4)
+    world.start()
+    while not any(d.kind == "batch.opened" for d in world.decisions):
+        world.step()
+    while world.state.queue:
+        world.step()
+    world.say("operator", "run.paused", RUN, e.RunPaused(by="test"))
+    while world.busy:
+        world.step()
+    assert world.state.burst.done == world.state.burst.steps == 2
+    assert not world.finished
+    assert {"burst.ended", "run.finished"}.isdisjoint(d.kind for d in world.decisions)
+    resumed = [d.kind for d in world.say("operator", "run.resumed", RUN, e.RunResumed(by="test"))]
+    assert resumed == ["burst.ended", "run.finished"]
+
+
 def test_a_lost_execution_starts_again_in_its_slot() -> None:
     world = World(small_config(), seed=2)
     Watch(world)

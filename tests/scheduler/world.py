@@ -80,6 +80,11 @@ class World:
     def state(self) -> Any:
         return self.driver.state
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody has something to say, without an operator."""
+        return bool(self.pending or self.driver.decider.timers(self.state) or self._can_pack())
+
     def start(self) -> None:
         tasks = [TaskRef(name=f"task-{i}", digest=str(i)) for i in range(5)]
         data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, code="test")

@@ -89,9 +89,11 @@ def consume(state: State) -> Decisions:
 
 def end_burst(state: State) -> Decisions:
     """Once the burst's last weights are served by every rollout engine. The core stays only if the next batch has
-    rho_min B ready groups and equation (3) holds; otherwise it returns before the next burst's dispatch is counted."""
+    rho_min B ready groups and equation (3) holds; otherwise it returns before the next burst's dispatch is counted.
+
+    A paused run ends no burst: what follows would be dispatched, or the run would be over."""
     burst = state.burst
-    if burst is None or burst.done < burst.steps or state.batch is not None or state.publishing < 0:
+    if state.paused or burst is None or burst.done < burst.steps or state.batch is not None or state.publishing < 0:
         return
     if any(cell.version < state.publishing for _, cell in serving(state)):
         return
