@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from schemas import streams
-from schemas.errors import BusError, LogBroken
+from schemas.errors import BusError
 from services.mesh import bus as face
 from services.mesh import publishing
-from services.mesh.bus import PUBLISH_DEADLINE_S, Stored, subject_matches
-from services.mesh.memory_broker import MemoryBroker, MemoryStream
+from services.mesh.bus import PUBLISH_DEADLINE_S, Stored
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_reader import DeliveryFate, Line, MemoryReader, always_once
 from services.mesh.publishing import Unanswered, WrongSequence
-from services.mesh.reading import Cursor, Verdict
+
+__all__ = ["ATTEMPT_S", "DeliveryFate", "Line", "MemoryBus", "MemoryReader", "PublishFate"]
 
 ATTEMPT_S = 5.0
-_TURN = 64
-"""Messages that a reader hands out before it lets others run."""
+ASK_DEADLINE_S = 15.0
+"""Seconds after which a question without an answer gives up."""
+
+T = TypeVar("T")
 
 
 class PublishFate(Enum):
@@ -40,35 +42,26 @@ class PublishFate(Enum):
     """The publisher hears nothing; stored when `release_late` is called."""
 
 
-class DeliveryFate(Enum):
-    """What becomes of one delivery to a reader."""
-
-    ONCE = "once"
-    TWICE = "twice"
-    LOST = "lost"
-    """The reader notices at the next delivery or after a reconnection."""
-
-
 def always_answered(subject: str, msg_id: str) -> PublishFate:
     return PublishFate.ANSWERED
-
-
-def always_once(stored: Stored) -> DeliveryFate:
-    return DeliveryFate.ONCE
 
 
 class MemoryBus:
     """Implements `Bus` for one service over a broker that it shares with others."""
 
-    def __init__(self, broker: MemoryBroker, run: str, *, name: str) -> None:
+    def __init__(self, broker: MemoryBroker, run: str, *, name: str, line: Line | None = None) -> None:
         self.broker, self.run, self.name = broker, face.check_run(run), name
+        self.line = line or Line()
         self.publish_fate: Callable[[str, str], PublishFate] = always_answered
         self.delivery_fate: Callable[[Stored], DeliveryFate] = always_once
         self.closed = False
         self._up = asyncio.Event()
-        self._up.set()
-        self._late: list[tuple[str, str, bytes, dict[str, str]]] = []
-        self._readers: set[MemoryReader] = set()
+        if broker.up:
+            self._up.set()
+        broker.clients[self] = None
+        self._late: list[Callable[[], object]] = []
+        self._asking: dict[asyncio.Future[Any], None] = {}
+        self._readers: list[MemoryReader] = []
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "up" if self.up else "down"
@@ -85,8 +78,10 @@ class MemoryBus:
         return self._up.is_set()
 
     def disconnect(self) -> None:
-        """Fault: cuts this bus off; publishes wait, readers fall silent."""
+        """Fault: cuts this bus off; what is asked has no answer, publishes wait, readers fall silent."""
         self._up.clear()
+        for answer in list(self._asking):
+            _fail(answer, Unanswered("the connection was lost"))
 
     def reconnect(self) -> None:
         self._up.set()
@@ -94,18 +89,15 @@ class MemoryBus:
             reader.restart()
 
     def release_late(self) -> int:
-        """Fault: publishes that were held back reach the broker now. Returns how many of them it stored."""
+        """Fault: writes that were held back reach the broker now. Returns how many different ones it has now."""
         late, self._late = self._late, []
-        stored = 0
-        for stream, subject, data, headers in late:
-            known = self.broker.stream(stream)
-            before = len(known.messages)
+        stored: set[object] = set()
+        for write in late:
             try:
-                known.store(subject, data, headers)
+                stored.add(write())
             except WrongSequence:
                 continue
-            stored += len(known.messages) - before
-        return stored
+        return len(stored)
 
     async def open_run(self) -> None:
         self._check_open()
@@ -141,24 +133,49 @@ class MemoryBus:
     async def attempt(self, stream: str, subject: str, data: bytes, headers: dict[str, str], timeout_s: float) -> int:
         """One publish for `publishing.publish`."""
         await self._connected(timeout_s)
-        await asyncio.sleep(0)
         known = self.broker.stream(stream)
-        if not any(subject_matches(pattern, subject) for pattern in known.subjects):
+        if not known.takes(subject):
             raise BusError(f"{stream} doesn't take this subject", where=subject, remedy="see schemas.streams")
         fate = self.publish_fate(subject, headers[face.MSG_ID])
-        if fate is PublishFate.LATE:
-            self._late.append((stream, subject, data, headers))
-        if fate in (PublishFate.LOST, PublishFate.LATE):
-            raise Unanswered(f"publish {fate.value}")
+        return await self._write(lambda: known.store(subject, data, headers), fate, timeout_s)
+
+    async def _write(self, write: Callable[[], T], fate: PublishFate, timeout_s: float) -> T:
+        """One request that changes something: `write` runs at the broker, whatever becomes of us meanwhile."""
+        loop, line, broker = asyncio.get_running_loop(), self.line, self.broker
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def arrive() -> None:
+            if not broker.up or broker.full:
+                silence("no answer")
+                return
+            try:
+                result = write()
+            except Exception as error:
+                if fate is PublishFate.ANSWERED:
+                    _fail(answer, error)
+            else:
+                if fate is PublishFate.ANSWERED and not answer.done():
+                    answer.set_result(result)
+
+        def silence(why: str) -> None:
+            left = max(0.0, sent_at + timeout_s - loop.time()) if line.sits_out else 0.0
+            loop.call_later(left, _fail, answer, Unanswered(why), context=broker.context)
+
+        sent_at = loop.time()
+        self._asking[answer] = None
+        if fate in (PublishFate.ANSWERED, PublishFate.ACK_LOST):
+            if line.way_s:
+                loop.call_later(line.way_s, arrive, context=broker.context)
+            else:
+                loop.call_soon(arrive, context=broker.context)
+        elif fate is PublishFate.LATE:
+            self._late.append(write)
+        if fate is not PublishFate.ANSWERED:
+            silence(f"publish {fate.value}")
         try:
-            seq = known.store(subject, data, headers)
-        except WrongSequence as error:
-            if fate is PublishFate.ACK_LOST:
-                raise Unanswered(fate.value) from error
-            raise
-        if fate is PublishFate.ACK_LOST:
-            raise Unanswered(fate.value)
-        return seq
+            return await answer
+        finally:
+            del self._asking[answer]
 
     def read(self, stream: str, after: int, *, subject_filter: str | None = None) -> MemoryReader:
         return self._reader(MemoryReader(self, stream, after, subject_filter=subject_filter))
@@ -168,22 +185,25 @@ class MemoryBus:
 
     def _reader(self, reader: MemoryReader) -> MemoryReader:
         self._check_open()
-        self._readers = {known for known in self._readers if not known.ended}
-        self._readers.add(reader)
+        self._readers = [known for known in self._readers if not known.ended]
+        self._readers.append(reader)
         return reader
 
     async def last_seq(self, stream: str) -> int:
-        return len((await self._stream(stream)).messages)
+        return await self._ask(lambda: len(self.broker.stream(stream).messages))
 
     async def last_for(self, stream: str, subject_filter: str) -> Stored | None:
-        known = await self._stream(stream)
-        return known.at(known.last_under(subject_filter))
+        def find() -> Stored | None:
+            known = self.broker.stream(stream)
+            return known.at(known.last_under(subject_filter))
+
+        return await self._ask(find)
 
     async def next_for(self, stream: str, subject_filter: str, after: int) -> Stored | None:
-        return (await self._stream(stream)).next_under(subject_filter, after)
+        return await self._ask(lambda: self.broker.stream(stream).next_under(subject_filter, after))
 
     async def get(self, stream: str, seq: int) -> Stored:
-        stored = (await self._stream(stream)).at(seq)
+        stored = await self._ask(lambda: self.broker.stream(stream).at(seq))
         if stored is None:
             raise BusError(f"there is no message {seq}", where=stream, remedy="ask for a sequence up to last_seq")
         return stored
@@ -192,11 +212,28 @@ class MemoryBus:
         if not name:
             raise BusError("a blob needs a name", where=streams.blob_bucket(self.run))
         digest = hashlib.sha256(data).hexdigest()
-        (await self._bucket())[name] = (digest, bytes(data))
-        return digest
+        bucket = await self._ask(self._bucket)
+        if bucket.get(name, ("", b""))[0] == digest:
+            return digest
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PUBLISH_DEADLINE_S
+        while (left := deadline - loop.time()) > 0:
+            try:
+                await self._connected(left)
+                fate = self.publish_fate(f"$O.{streams.blob_bucket(self.run)}.M.{name}", digest)
+                await self._write(lambda: bucket.__setitem__(name, (digest, data)), fate, min(ATTEMPT_S, left))
+            except Unanswered:
+                await asyncio.sleep(publishing.FIRST_PAUSE_S)
+            else:
+                return digest
+        raise BusError(
+            f"the blob {name!r} was not stored within {PUBLISH_DEADLINE_S:g} s",
+            where=streams.blob_bucket(self.run),
+            remedy="check that the event bus is up and has room, then write it again",
+        )
 
     async def get_blob(self, name: str) -> bytes:
-        known = (await self._bucket()).get(name)
+        known = await self._ask(lambda: self._bucket().get(name))
         if known is None:
             raise BusError(
                 f"there is no blob {name!r}",
@@ -213,35 +250,55 @@ class MemoryBus:
         return data
 
     async def blob_exists(self, name: str) -> bool:
-        return name in await self._bucket()
+        return await self._ask(lambda: name in self._bucket())
 
     async def list_blobs(self, prefix: str = "") -> list[str]:
-        return sorted(name for name in await self._bucket() if name.startswith(prefix))
+        return await self._ask(lambda: sorted(name for name in self._bucket() if name.startswith(prefix)))
 
     async def close(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """`close`, for those who cannot wait: the process is gone. What was sent still arrives."""
         self.closed = True
+        self.broker.clients.pop(self, None)
         for reader in self._readers:
-            await reader.aclose()
+            reader.end()
         self._readers.clear()
 
     async def _connected(self, timeout_s: float) -> None:
         self._check_open()
+        if self._up.is_set():
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
             raise Unanswered("disconnected") from None
 
-    async def _stream(self, name: str) -> MemoryStream:
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """One question that changes nothing, asked again until there is an answer."""
+        loop, way_s = asyncio.get_running_loop(), self.line.way_s
+        deadline = loop.time() + ASK_DEADLINE_S
         self._check_open()
-        await asyncio.sleep(0)
-        await self._up.wait()
-        return self.broker.stream(name)
+        while (left := deadline - loop.time()) > 0:
+            await asyncio.sleep(way_s)
+            if self.up:
+                answer = question()
+                if not way_s:
+                    return answer
+                await asyncio.sleep(way_s)
+                if self.up:
+                    return answer
+            try:
+                await self._connected(left)
+            except Unanswered:
+                break
+        raise BusError(
+            f"no answer within {ASK_DEADLINE_S:g} s", where=self.name, remedy="check that the event bus is up"
+        )
 
-    async def _bucket(self) -> dict[str, tuple[str, bytes]]:
-        self._check_open()
-        await asyncio.sleep(0)
-        await self._up.wait()
+    def _bucket(self) -> dict[str, tuple[str, bytes]]:
         return self.broker.bucket(streams.blob_bucket(self.run))
 
     def _check_open(self) -> None:
@@ -249,113 +306,6 @@ class MemoryBus:
             raise BusError(f"the bus of {self.name} is closed", where=self.run, remedy="connect again")
 
 
-class MemoryReader:
-    """Implements `Reader` over a stream in memory."""
-
-    def __init__(
-        self, bus: MemoryBus, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
-    ) -> None:
-        self._bus, self._name, self._filter = bus, stream, subject_filter
-        self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
-        self._waker = asyncio.Event()
-        self._arrived: deque[tuple[int, Stored]] = deque()
-        self._sent_to = 0
-        self._deliveries = 0
-        self._started = False
-        self._closed = False
-        self._broken: LogBroken | None = None
-        self._turn = 0
-
-    def __repr__(self) -> str:
-        return f"<MemoryReader {self._name} [last: {self._cursor.last}{', ended' if self.ended else ''}]>"
-
-    @property
-    def ended(self) -> bool:
-        return self._closed or self._cursor.done
-
-    def restart(self) -> None:
-        """Goes on from the position, as after a reconnection."""
-        self._started = False
-        self._waker.set()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def __anext__(self) -> Stored:
-        self._turn += 1
-        if self._turn % _TURN == 0:
-            await asyncio.sleep(0)
-        while True:
-            if self._broken is not None:
-                raise self._broken
-            if self.ended:
-                await self.aclose()
-                raise StopAsyncIteration
-            stream = self._bus.broker.stream(self._name)
-            stream.readers.add(self._waker)
-            self._waker.clear()
-            try:
-                stored = self._next(stream)
-            except LogBroken as error:
-                self._broken = error
-                continue
-            if stored is not None:
-                return stored
-            if not self.ended and not self._arrived:
-                await self._waker.wait()
-
-    async def aclose(self) -> None:
-        self._closed = True
-        self._waker.set()
-        known = self._bus.broker.streams.get(self._name)
-        if known is not None:
-            known.readers.discard(self._waker)
-
-    def _next(self, stream: MemoryStream) -> Stored | None:
-        if not self._bus.up:
-            return None
-        if not self._started or len(stream.messages) < self._sent_to:
-            self._started = True
-            self._arrived.clear()
-            self._sent_to, self._deliveries = self._cursor.last, 0
-            self._cursor.restart(stream_end=len(stream.messages), pending=len(stream.messages) - self._sent_to)
-        while not self.ended:
-            if not self._arrived and not self._send(stream):
-                # A finite reading ends where the stream does; whether the rest matches the filter is known only now.
-                self._cursor.done = self._cursor.until is not None
-                return None
-            delivery, stored = self._arrived.popleft()
-            pending = len(self._arrived) + len(stream.messages) - self._sent_to
-            verdict = self._cursor.take(seq=stored.seq, delivery=delivery, pending=pending)
-            if verdict is Verdict.TAKE:
-                return stored
-            if verdict is Verdict.RESTART:
-                self._started = False
-                return self._next(stream)
-        return None
-
-    def _send(self, stream: MemoryStream) -> bool:
-        """The broker's side: the next message that passes the filter travels to us, as its fate will have it."""
-        while self._sent_to < len(stream.messages):
-            self._sent_to += 1
-            stored = stream.at(self._sent_to)
-            if stored is None or (self._filter is not None and not subject_matches(self._filter, stored.subject)):
-                continue
-            fate = self._bus.delivery_fate(stored)
-            self._deliveries += 1
-            if fate is not DeliveryFate.LOST:
-                self._arrived.append((self._deliveries, stored))
-            if fate is DeliveryFate.TWICE:
-                self._deliveries += 1
-                self._arrived.append((self._deliveries, stored))
-            if self._arrived:
-                return True
-        return False
+def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

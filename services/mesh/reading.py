@@ -50,6 +50,11 @@ class Cursor:
             )
         self._end_at(self.last, pending)
 
+    def follow(self) -> None:
+        """Like `take` of the next delivery with the next sequence, short of the end: the usual case."""
+        self._delivered += 1
+        self.last += 1
+
     def take(self, *, seq: int, delivery: int, pending: int) -> Verdict:
         """The verdict on one delivery with `pending` messages behind it. Moves the position when it is taken."""
         if delivery != self._delivered + 1:

@@ -1,0 +1,219 @@
+"""An ordered reading of a stream in memory, with the position logic of any reading and losses on the way by choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from schemas.errors import LogBroken
+from services.mesh.bus import Stored, subject_matches
+from services.mesh.memory_broker import MemoryBroker, MemoryStream
+from services.mesh.reading import Cursor, Verdict
+
+_TURN = 64
+"""Messages that a reader hands out before it lets others run."""
+
+
+class DeliveryFate(Enum):
+    """What becomes of one delivery to a reader."""
+
+    ONCE = "once"
+    TWICE = "twice"
+    LOST = "lost"
+    """The reader notices at the next delivery, after a reconnection, or by a heartbeat where the line has them."""
+
+
+def always_once(stored: Stored) -> DeliveryFate:
+    return DeliveryFate.ONCE
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connection to the broker takes, in seconds of the event loop. By default nothing takes time, and an answer
+    that will not come is known at once, as is good for tests on a real clock."""
+
+    way_s: float = 0.0
+    """To the broker, and back where an answer is carried."""
+    delivery_s: float = 0.0
+    """From a message's storing to a reader that waits for it."""
+    heartbeat_s: float = 0.0
+    """After which a lost delivery is noticed though no other follows; 0 is never."""
+    sits_out: bool = False
+    """Who gets no answer waits for it until the time-out of the attempt."""
+
+
+class Connection(Protocol):
+    """The bus, as its readers see it."""
+
+    broker: MemoryBroker
+    delivery_fate: Callable[[Stored], DeliveryFate]
+    line: Line
+
+    @property
+    def up(self) -> bool: ...
+
+
+class MemoryReader:
+    """Implements `Reader` over a stream in memory."""
+
+    def __init__(
+        self, bus: Connection, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
+    ) -> None:
+        self._bus, self._name, self._filter = bus, stream, subject_filter
+        self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
+        self._waiter: asyncio.Future[None] | None = None
+        self._arrived: deque[tuple[int, Stored]] = deque()
+        self._sent_to = 0
+        self._deliveries = 0
+        self._started = False
+        self._closed = False
+        self._broken: LogBroken | None = None
+        self._turn = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryReader {self._name} [last: {self._cursor.last}{', ended' if self.ended else ''}]>"
+
+    @property
+    def ended(self) -> bool:
+        return self._closed or self._cursor.done
+
+    def restart(self) -> None:
+        """Goes on from the position, as after a reconnection."""
+        self._started = False
+        self._notify()
+
+    def wake(self) -> None:
+        """Something was stored: it is here as soon as the line has carried it."""
+        delivery_s = self._bus.line.delivery_s
+        if delivery_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(delivery_s, self._notify, context=self._bus.broker.context)
+        else:
+            self._notify()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> Stored:
+        self._turn += 1
+        if self._turn % _TURN == 0:
+            await asyncio.sleep(0)
+        while True:
+            if self._broken is not None:
+                raise self._broken
+            if self._closed or self._cursor.done:
+                self.end()
+                raise StopAsyncIteration
+            stream = self._bus.broker.stream(self._name)
+            try:
+                stored = self._following(stream) or self._next(stream)
+            except LogBroken as error:
+                self._broken = error
+                continue
+            if stored is not None:
+                return stored
+            if not self.ended and not self._arrived:
+                await self._wait(stream)
+
+    async def aclose(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """`aclose`, for those who cannot wait."""
+        self._closed = True
+        self._notify()
+        known = self._bus.broker.streams.get(self._name)
+        if known is not None:
+            known.waiting.pop(self, None)
+
+    async def _wait(self, stream: MemoryStream) -> None:
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        stream.waiting[self] = None
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            stream.waiting.pop(self, None)
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _following(self, stream: MemoryStream) -> Stored | None:
+        """The next message where nothing is in its way; None sends the caller to `_next`."""
+        bus, cursor = self._bus, self._cursor
+        end = len(stream.messages) if cursor.until is None else min(cursor.until, len(stream.messages)) - 1
+        if (
+            cursor.last >= end
+            or not self._started
+            or self._arrived
+            or cursor.filtered
+            or not bus.up
+            or bus.delivery_fate is not always_once
+            or self._sent_to != cursor.last
+        ):
+            return None
+        stored = stream.messages[cursor.last]
+        if stored is not None:
+            cursor.follow()
+            self._sent_to += 1
+            self._deliveries += 1
+        return stored
+
+    def _next(self, stream: MemoryStream) -> Stored | None:
+        if not self._bus.up:
+            return None
+        if not self._started or len(stream.messages) < self._sent_to:
+            self._started = True
+            self._arrived.clear()
+            self._sent_to, self._deliveries = self._cursor.last, 0
+            self._cursor.restart(stream_end=len(stream.messages), pending=len(stream.messages) - self._sent_to)
+        while not self.ended:
+            if not self._arrived and not self._send(stream):
+                # A finite reading ends where the stream does; whether the rest matches the filter is known only now.
+                self._cursor.done = self._cursor.until is not None
+                return None
+            delivery, stored = self._arrived.popleft()
+            pending = len(self._arrived) + len(stream.messages) - self._sent_to
+            verdict = self._cursor.take(seq=stored.seq, delivery=delivery, pending=pending)
+            if verdict is Verdict.TAKE:
+                return stored
+            if verdict is Verdict.RESTART:
+                self._started = False
+                return self._next(stream)
+        return None
+
+    def _send(self, stream: MemoryStream) -> bool:
+        """The broker's side: the next message that passes the filter travels to us, as its fate will have it."""
+        while self._sent_to < len(stream.messages):
+            self._sent_to += 1
+            stored = stream.at(self._sent_to)
+            if stored is None or (self._filter is not None and not subject_matches(self._filter, stored.subject)):
+                continue
+            fate = self._bus.delivery_fate(stored)
+            self._deliveries += 1
+            if fate is not DeliveryFate.LOST:
+                self._arrived.append((self._deliveries, stored))
+            elif self._bus.line.heartbeat_s:
+                # The sender's heartbeat names its last delivery.
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._bus.line.heartbeat_s, self.restart, context=self._bus.broker.context)
+            if fate is DeliveryFate.TWICE:
+                self._deliveries += 1
+                self._arrived.append((self._deliveries, stored))
+            if self._arrived:
+                return True
+        return False
