@@ -6,8 +6,8 @@ Prometheus text. It listens on the host that its URL names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -15,6 +15,43 @@ from prometheus_client.core import GaugeMetricFamily
 
 from schemas.errors import EnvironmentMissing
 from services.mesh.host import LOOPBACK
+
+Handler = Callable[[Mapping[str, str], bytes], Awaitable[tuple[int, bytes]]]
+"""Headers and body of a POST to status and JSON: what a service answers, whatever carries the request. It is cancelled
+when the one who asks goes away."""
+Streamed = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Counts(Protocol):
+    def inc(self, amount: float = 1) -> None: ...
+
+
+class _Shows(Protocol):
+    def set(self, value: float) -> None: ...
+
+
+class HealthFace(Protocol):
+    """What a service sees of it; `Health` here, something without sockets in a simulation."""
+
+    ready: Callable[[], str]
+    url: str
+
+    @property
+    def app(self) -> web.Application: ...
+
+    @property
+    def events(self) -> _Counts: ...
+
+    @property
+    def read_to(self) -> _Shows: ...
+
+    def post(self, path: str, handler: Handler, *, streamed: Streamed | None = None) -> None: ...
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None: ...
+
+    async def start(self, *, port: int = 0) -> str: ...
+
+    async def stop(self) -> None: ...
 
 
 class Health:
@@ -41,6 +78,17 @@ class Health:
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         """A metric that is read when it is scraped."""
         self.registry.register(_Read(name, help, read))
+
+    def post(self, path: str, handler: Handler, *, streamed: Streamed | None = None) -> None:
+        """Serve POST at `path`. The body is read whole before the handler runs. `streamed` answers in its place over
+        HTTP, where an answer may also come in parts."""
+
+        async def handle(request: web.Request) -> web.Response:
+            body = await request.read()
+            status, answer = await handler(request.headers, body)
+            return web.Response(body=answer, status=status, content_type="application/json")
+
+        self.app.router.add_post(path, streamed or handle)
 
     async def start(self, *, port: int = 0) -> str:
         """Serve on the host; returns the URL. A port in use or a host that isn't ours is EnvironmentMissing."""

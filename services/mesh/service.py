@@ -26,7 +26,7 @@ from schemas.units import Value
 from services.mesh.bus import Bus
 from services.mesh.clock import Clock, SystemClock
 from services.mesh.codec import decode
-from services.mesh.health import Health
+from services.mesh.health import Health, HealthFace
 from services.mesh.host import own_host
 from services.mesh.publisher import Publisher
 
@@ -51,6 +51,8 @@ class Context:
         secret: bytes,
         cell: str = "",
         port: int = 0,
+        health: HealthFace | None = None,
+        pid: int = 0,
     ) -> None:
         self.bus, self.clock, self.started = bus, clock, started
         self.config: Config = started.config
@@ -68,7 +70,9 @@ class Context:
         self.port = port
         """Port of its HTTP server, when whoever started it wants one; 0 leaves it to the service."""
         self.publisher = Publisher(bus=bus, clock=clock, run=run, owner=service, instance=instance)
-        self.health = Health(service=service, instance=instance, host=self.host)
+        self.health: HealthFace = health or Health(service=service, instance=instance, host=self.host)
+        self.pid = pid or os.getpid()
+        """Tells the lives of one instance apart, as long as they are on one host."""
         self.log = structlog.get_logger(service=service, instance=instance)
 
     async def say(
@@ -162,7 +166,7 @@ async def run_service(serve: Serve, context: Context) -> int:
                         context.instance,
                         ServiceLeft(reason="stopped"),
                         # In a container every life has the same pid.
-                        id=f"{context.run}.{context.instance}.left.{os.getpid()}.{context.clock.now_us()}",
+                        id=f"{context.run}.{context.instance}.left.{context.pid}.{context.clock.now_us()}",
                     )
         await context.health.stop()
         await context.bus.close()
@@ -177,8 +181,8 @@ async def announce(context: Context, *, port: int = 0) -> str:
     await context.say(
         "service.joined",
         context.instance,
-        ServiceJoined(url=url, pid=os.getpid()),
-        id=f"{context.run}.{context.instance}.joined.{os.getpid()}.{context.clock.now_us()}",
+        ServiceJoined(url=url, pid=context.pid),
+        id=f"{context.run}.{context.instance}.joined.{context.pid}.{context.clock.now_us()}",
     )
     return url
 

@@ -8,7 +8,7 @@ ids, as context; a turn of somebody else is rendered. Text never becomes a contr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from services.mesh.chat import ChatTokenizer, chat_messages, chat_tools
 from services.proxy.conversation import Block, Call, Conversation, Message, Text, Thinking, encode_blocks, shaped
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 _TAIL = 64
 """Prompt tokens that a bridge looks at: it only wants to know how the assistant's turn began."""
 _ANYBODY = {"role": "user", "content": "."}
+
+
+class PromptEncoder(Protocol):
+    """What a proxy asks of it; `Encoder` here, a tiny vocabulary in a simulation."""
+
+    stop_ids: list[int]
+
+    def new_ids(self, conversation: Conversation, place: Place) -> list[int]: ...
+
+    def parse(
+        self, output_ids: list[int], prompt_tail: list[int], *, call: str, calls_allowed: bool
+    ) -> list[Block]: ...
 
 
 class Encoder:

@@ -6,18 +6,16 @@ call may be made again under a new rid) and EngineError (it will not work again 
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import aiohttp
 import msgspec
 
 from schemas.errors import EngineError
 from schemas.records import VersionSpan
+from services.mesh.http import Client
 from services.proxy.routes import Route
 
 EPOCH_HEADER = "x-gyre-epoch"
-CONNECT_S = 5.0
 ABORT_S = 5.0
 
 
@@ -52,21 +50,10 @@ class Sampled(msgspec.Struct, kw_only=True):
 
 
 class Engines:
-    """HTTP client of all cells."""
+    """All cells, as one client reaches them."""
 
-    def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._session.close()
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     async def generate(
         self,
@@ -93,31 +80,26 @@ class Engines:
             "return_logprob": True,
             "stream": False,
         }
-        headers = {EPOCH_HEADER: str(route.epoch), "content-type": "application/json"}
+        headers = {EPOCH_HEADER: str(route.epoch)}
         try:
-            async with self._session.post(
-                f"{route.url}/generate", data=msgspec.json.encode(body), headers=headers
-            ) as response:
-                data = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineLost(f"no answer: {error!r}", where=route.cell) from error
-        if response.status == 409:
+            status, data = await self._client.post(f"{route.url}/generate", msgspec.json.encode(body), headers=headers)
+        except ConnectionError as error:
+            raise EngineLost(str(error), where=route.cell) from error
+        if status == 409:
             raise StaleEpoch(f"epoch {route.epoch} is not served", where=route.cell)
-        if response.status in (408, 429) or response.status >= 500:
-            raise EngineLost(f"HTTP {response.status}: {_said(data)}", where=route.cell)
-        if response.status != 200:
-            raise EngineError(f"HTTP {response.status}: {_said(data)}", where=route.cell)
+        if status in (408, 429) or status >= 500:
+            raise EngineLost(f"HTTP {status}: {_said(data)}", where=route.cell)
+        if status != 200:
+            raise EngineError(f"HTTP {status}: {_said(data)}", where=route.cell)
         return read_answer(data, where=f"{route.cell}, rid {rid}")
 
     async def abort(self, route: Route, rid: str) -> None:
         """Stops exactly this generation at the cell that has it. Raises EngineLost where the cell doesn't answer."""
+        body = msgspec.json.encode({"rid": rid})
         try:
-            async with self._session.post(
-                f"{route.url}/abort_request", json={"rid": rid}, timeout=aiohttp.ClientTimeout(total=ABORT_S)
-            ) as response:
-                await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineLost(f"no answer to an abort: {error!r}", where=route.cell) from error
+            await self._client.post(f"{route.url}/abort_request", body, timeout_s=ABORT_S)
+        except ConnectionError as error:
+            raise EngineLost(f"abort: {error}", where=route.cell) from error
 
 
 def read_answer(data: bytes, *, where: str) -> Sampled:

@@ -23,7 +23,7 @@ from schemas.records import CallRecord, Delivery, RecordEntry
 from services.mesh.bus import Bus
 from services.proxy.calls import Flight, Prompt
 from services.proxy.conversation import Message, Request, decode_blocks, encode_blocks, link
-from services.proxy.encoder import Encoder
+from services.proxy.encoder import PromptEncoder
 from services.proxy.engine import Engines, Sampled
 from services.proxy.records import Ledger
 from services.proxy.refusal import Refused, prompt_too_long
@@ -42,7 +42,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     config: Config
     bus: Bus
-    encoder: Encoder
+    encoder: PromptEncoder
     engines: Engines
     routes: Routes
     incarnation: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from aiohttp import web
 
@@ -10,9 +11,10 @@ from schemas.envelope import Event
 from schemas.errors import EnvironmentMissing
 from schemas.events import ExecutionSealed
 from services.mesh.chat import load_tokenizer, make_renderer
+from services.mesh.http import Client, HttpClient
 from services.mesh.service import Context, announce
 from services.proxy.desk import Desk
-from services.proxy.encoder import Encoder
+from services.proxy.encoder import Encoder, PromptEncoder
 from services.proxy.endpoints import Endpoints
 from services.proxy.engine import Engines
 from services.proxy.executions import Shared
@@ -23,11 +25,12 @@ DESK = web.AppKey("desk", Desk)
 """What is served now, for those who look inside."""
 
 
-async def serve(context: Context) -> None:
+async def serve(context: Context, *, encoder: PromptEncoder | None = None, client: Client | None = None) -> None:
     """Runs until it is cancelled; then calls in flight are aborted, and harnesses ask again."""
     config = context.config
-    tokenizer = load_tokenizer(context.path(config.policy.path))
-    encoder = Encoder(tokenizer, make_renderer(tokenizer))
+    if encoder is None:
+        tokenizer = load_tokenizer(context.path(config.policy.path))
+        encoder = Encoder(tokenizer, make_renderer(tokenizer))
     history, end = await context.history()
 
     async def say_sealed(finished: Event, sealed: ExecutionSealed) -> int:
@@ -39,19 +42,19 @@ async def serve(context: Context) -> None:
             causation=finished.seq,
         )
 
-    async with Engines() as engines, asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(client or HttpClient()) as cells, asyncio.TaskGroup() as tasks:
         shared = Shared(
             run=context.run,
             config=config,
             bus=context.bus,
             encoder=encoder,
-            engines=engines,
+            engines=Engines(cells),
             routes=Routes(),
             incarnation=end,
         )
         desk = Desk(shared, say_sealed)
         endpoints = Endpoints(desk=desk, secret=context.secret, ping_s=config.proxy.ping_s)
-        endpoints.add_routes(context.health.app)
+        endpoints.add_routes(context.health)
         context.health.app[DESK] = desk
         context.health.gauge("gyre_proxy_calls_in_flight", "Model calls in flight", desk.flights)
         context.health.gauge("gyre_proxy_executions", "Executions that may call", lambda: len(desk.open))

@@ -40,7 +40,8 @@ class EngineAdapter(Protocol):
         """Returns the exit code once the process is gone."""
 
     async def generate(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the engine's answer. Cancelling it aborts the request at the engine."""
+        """Status and body of the engine's answer. Cancelling it aborts the request at the engine. Raises EngineError
+        where no answer came."""
 
     async def abort(self, body: bytes) -> tuple[int, bytes]: ...
 
@@ -163,8 +164,11 @@ class ReferenceAdapter:
     async def _post(self, route: str, body: bytes) -> tuple[int, bytes]:
         assert self._http is not None
         headers = {"content-type": "application/json"}
-        async with self._http.post(self._url + route, data=body, headers=headers) as response:
-            return response.status, await response.read()
+        try:
+            async with self._http.post(self._url + route, data=body, headers=headers) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientError as error:
+            raise EngineError(repr(error), where=self._url) from None
 
     async def _control(self, route: str, body: dict[str, Any]) -> None:
         assert self._http is not None

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from aiohttp import ClientError, web
+import msgspec
 
 from schemas import events as e
 from schemas.errors import EngineError
@@ -34,14 +33,15 @@ EXPOSED_S = 300.0
 """How long the published weights may be out of reach before the cell gives up."""
 
 
-async def serve(context: Context) -> None:
+async def serve(context: Context, *, adapter: EngineAdapter | None = None) -> None:
     config = context.config
-    adapter = ReferenceAdapter(
-        config=config.rollout,
-        model=context.path(config.policy.path),
-        max_running=config.cells.capacity * 2,
-        folder=context.folder / "engines" / context.cell,
-    )
+    if adapter is None:
+        adapter = ReferenceAdapter(
+            config=config.rollout,
+            model=context.path(config.policy.path),
+            max_running=config.cells.capacity * 2,
+            folder=context.folder / "engines" / context.cell,
+        )
     cell = RolloutCell(context, adapter)
     try:
         await cell.run()
@@ -63,7 +63,7 @@ class RolloutCell:
         """LOG was folded into `role`."""
         self._folded = 0
         self._unreachable: float | None = None
-        """Since when the published weights can't be pulled; monotonic seconds."""
+        """Since when the published weights can't be pulled; seconds of the loop."""
 
     def __repr__(self) -> str:
         role = self.role
@@ -75,7 +75,8 @@ class RolloutCell:
         past, position = await context.history()
         for event in past:
             self.role.fold(event)
-        context.health.app.add_routes([web.post("/generate", self._generate), web.post("/abort_request", self._abort)])
+        context.health.post("/generate", self.generate)
+        context.health.post("/abort_request", self.abort)
         context.health.ready = lambda: "" if self._joined else "the engine is starting"
         context.health.gauge("gyre_calls_in_flight", "Calls at this cell's engine", lambda: self.in_flight)
         context.health.gauge("gyre_engine_version", "Policy version of the engine", lambda: self.version)
@@ -136,13 +137,13 @@ class RolloutCell:
     async def _leave(self) -> None:
         """draining -> drained -> released; what is in flight moves away first."""
         await self._say_phase("draining", 0.0, target="train")
-        start = time.monotonic()
+        start = _now()
         await self._drain()
-        await self._say_phase("drained", time.monotonic() - start, target="train")
-        start = time.monotonic()
+        await self._say_phase("drained", _now() - start, target="train")
+        start = _now()
         await self._adapter.release_memory()
         self.version = -1
-        await self._say_phase("released", time.monotonic() - start, target="train")
+        await self._say_phase("released", _now() - start, target="train")
 
     async def _drain(self) -> None:
         """Until no call is here. The proxies move calls by themselves; this is the bound on how long they may take."""
@@ -166,20 +167,20 @@ class RolloutCell:
 
     async def _return(self) -> None:
         """Memory again, the published weights, then `acquired` with their version."""
-        start = time.monotonic()
+        start = _now()
         await self._adapter.resume_memory()
         while not await self._pull():
             pass
-        await self._say_phase("acquired", time.monotonic() - start, target="rollout")
+        await self._say_phase("acquired", _now() - start, target="rollout")
 
     async def _renew(self) -> None:
         """The published weights, into an engine that serves or has just started. Said of those that were serving:
         whoever joins says its version then."""
-        role, start = self.role, time.monotonic()
+        role, start = self.role, _now()
         (exposed, seq), size, kind = role.exposed, role.bytes, str((role.exposure or {}).get("kind", ""))
         if not await self._pull() or not self._joined:
             return
-        seconds = time.monotonic() - start
+        seconds = _now() - start
         said = await self._context.say(
             "weights.published",
             role.cell,
@@ -198,7 +199,7 @@ class RolloutCell:
         try:
             await self._adapter.pull_weights(exposure, version)
         except EngineError as error:
-            now = time.monotonic()
+            now = _now()
             if self._unreachable is None:
                 self._context.log.warning("published weights are out of reach", version=version, what=str(error))
             self._unreachable = self._unreachable or now
@@ -226,7 +227,7 @@ class RolloutCell:
                 version=max(self.version, 0),
                 capabilities=self._adapter.capabilities,
             ),
-            id=f"{context.run}.{self.role.cell}.joined.{os.getpid()}.{context.clock.now_us()}",
+            id=f"{context.run}.{self.role.cell}.joined.{context.pid}.{context.clock.now_us()}",
         )
         self._joined = True
 
@@ -254,38 +255,40 @@ class RolloutCell:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _generate(self, request: web.Request) -> web.Response:
-        # Read before the gate: a caller that is slow to send can't hold back a cell that leaves.
-        body = await request.read()
-        epoch = request.headers.get(EPOCH_HEADER, "")
-        if epoch != str(self.role.epoch) or not self.role.accepting or not self._joined:
-            role = self.role
+    async def generate(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """A call, as far as its epoch lets it: status and body."""
+        epoch, role = headers.get(EPOCH_HEADER, ""), self.role
+        if epoch != str(role.epoch) or not role.accepting or not self._joined:
             error = {
                 "type": "stale_epoch",
                 "epoch": role.epoch,
                 "accepting": role.accepting,
                 "message": f"{role.cell} is at epoch {role.epoch} ({role.stand}), the call at {epoch or 'none'}",
             }
-            return web.json_response({"error": error}, status=409)
+            return 409, msgspec.json.encode({"error": error})
         self.in_flight += 1
         self._idle.clear()
         try:
-            status, answer = await self._adapter.generate(body)
-        except ClientError as error:
+            return await self._adapter.generate(body)
+        except EngineError as error:
             return _unreachable(error)
         finally:
             self.in_flight -= 1
             if self.in_flight == 0:
                 self._idle.set()
-        return web.Response(body=answer, status=status, content_type="application/json")
 
-    async def _abort(self, request: web.Request) -> web.Response:
+    async def abort(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """Taken at any epoch."""
         try:
-            status, answer = await self._adapter.abort(await request.read())
-        except ClientError as error:
+            return await self._adapter.abort(body)
+        except EngineError as error:
             return _unreachable(error)
-        return web.Response(body=answer, status=status, content_type="application/json")
 
 
-def _unreachable(error: ClientError) -> web.Response:
-    return web.json_response({"error": {"type": "engine_unreachable", "message": repr(error)}}, status=502)
+def _unreachable(error: EngineError) -> tuple[int, bytes]:
+    return 502, msgspec.json.encode({"error": {"type": "engine_unreachable", "message": error.what}})
+
+
+def _now() -> float:
+    """Seconds of the loop's clock, which a simulation moves."""
+    return asyncio.get_running_loop().time()
