@@ -61,6 +61,18 @@ class Tasks(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folder of task folders in Harbor's format; relative to the cache folder, or absolute."""
 
 
+class Eval(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str = ""
+    """Folder of held-out tasks in Harbor's format, like `tasks.path`; none of them may be a training task."""
+    every: int = 0
+    """Training steps between two measurements, looked at when weights are published. The starting and the last version
+    are measured too. 0: nothing is measured."""
+    executions: int = 16
+    """Executions of one measurement: the held-out tasks in a seeded order, the same each time, repeated if fewer."""
+    temperature: float | None = None
+    """Sampling temperature of their calls, 0 for the most likely token; left out, `proxy.temperature`."""
+
+
 class Prepare(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     makes: str
     """File or folder under the cache folder that the command makes; when it is there already the command is not run."""
@@ -86,7 +98,8 @@ class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: int = 0
     """0 takes a free port."""
     temperature: float = 1.0
-    """Sampling temperature of every call; what the harness asks for is recorded and overridden."""
+    """Sampling temperature of every call (but see `eval.temperature`); what the harness asks for is recorded and
+    overridden."""
     max_new_tokens: int = 4096
     """Upper bound on the answer's length; a harness may ask for less."""
     ping_s: float = 10.0
@@ -166,6 +179,7 @@ class Config(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: Scheduler = Scheduler()
     policy: Policy = Policy()
     tasks: Tasks = Tasks()
+    eval: Eval = Eval()
     prepare: list[Prepare] = []
     harness: Harness
     proxy: Proxy = Proxy()
@@ -216,7 +230,7 @@ def validate(config: Config, *, where: str) -> None:
         section, _, field = key.rpartition(".")
         value = getattr(getattr(config, section) if section else config, field)
         # Written so that a NaN is outside of everything.
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             refuse(f"{key} = {value} is not in {low:g}..{high:g}", f"set {key} to a value between them")
     if s.N < 2:
         refuse(f"scheduler.N = {s.N}, but a group-relative advantage needs at least 2", "set scheduler.N to 2 or more")
@@ -233,6 +247,10 @@ def validate(config: Config, *, where: str) -> None:
         refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more")
     if not 1 <= cells.trainable <= cells.count:
         refuse(f"cells.trainable = {cells.trainable} is not in 1..{cells.count}", "at least the core trains")
+    if config.eval.every and not config.eval.path:
+        refuse(f"eval.every = {config.eval.every}, but eval.path names no tasks", "set eval.path, or eval.every to 0")
+    if config.eval.every and config.eval.path == config.tasks.path:
+        refuse(f"eval.path = tasks.path = {config.tasks.path!r}", "measure on tasks that are not trained on")
     if config.proxy.temperature <= 0:
         refuse(f"proxy.temperature = {config.proxy.temperature}", "behaviour probabilities need a temperature above 0")
     if not 0 < config.proxy.ping_s <= 15:
@@ -277,6 +295,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "scheduler.mu": _COUNT,
     "scheduler.phi": (0, 2**31 - 1),
     "scheduler.tau_s": (0, 1e9),
+    "eval.every": (0, 2**31 - 1),
+    "eval.executions": _COUNT,
+    "eval.temperature": (0, 1e6),
     "harness.timeout_s": _PERIOD,
     "harness.overall_timeout_s": _PERIOD,
     "proxy.port": _PORT,

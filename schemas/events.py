@@ -31,6 +31,8 @@ class RunStarted(Value, frozen=True, kw_only=True):
     config: Config
     tasks: list[TaskRef]
     """In the order of their names; which task a group gets is drawn from the seed."""
+    held_out: list[TaskRef] = []
+    """Tasks that are measured on and never trained on; empty when nothing is measured."""
     code: str
     """Identity of the code: package version and, where known, the commit."""
     flags: list[str] = []
@@ -104,8 +106,13 @@ class GroupDiscarded(Value, frozen=True, kw_only=True):
 
 class ExecutionDispatched(Value, frozen=True, kw_only=True):
     group: str
+    """Empty for a held-out execution."""
     member: int
     task: str
+    measurement: str = ""
+    """Of a held-out execution (`eval`): the measurement that it is part of. It counts in no group and not in d."""
+    task_digest: str = ""
+    """Of a held-out execution; a group's task has its digest in `group.dispatched`."""
 
 
 class ExecutionPlaced(Value, frozen=True, kw_only=True):
@@ -197,6 +204,8 @@ class EvaluationRequested(Value, frozen=True, kw_only=True):
     branch: int = -1
     """Leaf that the artifact belongs to; -1 is the execution as a whole."""
     tries: int = 1
+    held_out: bool = False
+    """Whether the task is one of the held-out set."""
 
 
 class EvaluationClaimed(Value, frozen=True, kw_only=True):
@@ -365,6 +374,28 @@ class WeightsPublished(Value, frozen=True, kw_only=True):
     bytes: int
     seconds: float
     transport: str
+
+
+# measurement
+
+
+class MeasurementOpened(Value, frozen=True, kw_only=True):
+    version: int
+    """Policy version that every serving engine has."""
+    executions: list[str]
+
+
+class MeasurementClosed(Value, frozen=True, kw_only=True):
+    version: int
+    mean: float | None
+    """Reward over valid and placeholder outcomes; None where there is none."""
+    std: float | None
+    """Population standard deviation of the same."""
+    valid: int
+    placeholder: int
+    excluded: int
+    steps: int
+    """Training steps that had been made when it opened."""
 
 
 # burst, timer, checkpoint, service

@@ -7,6 +7,8 @@
 | execution | `e-000012.03` | group, then member |
 | call | `c-000012.03-0-0007` | execution, attempt, call |
 | cell | `cell-0` (the core) | index |
+| measurement | `h-000004` | version that is measured |
+| held-out execution | `e-h000004.03` | measurement, then member |
 | batch | `b-000007` | training step that it feeds |
 | micro-step | `m-000007.013` | batch, then enqueueing |
 | burst | `u-000003` | opening |
@@ -30,6 +32,15 @@ def group_id(index: int) -> str:
 
 def execution_id(group_index: int, member: int) -> str:
     return f"e-{group_index:06d}.{member:02d}"
+
+
+def measurement_id(version: int) -> str:
+    return f"h-{version:06d}"
+
+
+def held_out_id(version: int, member: int) -> str:
+    """An execution of the measurement of `version`; it belongs to no group."""
+    return f"e-h{version:06d}.{member:02d}"
 
 
 def call_id(execution: str, attempt: int, index: int) -> str:

@@ -12,6 +12,7 @@ from schemas import events as e
 from schemas.envelope import Event
 from services.mesh.decider import Driver
 from services.scheduler.core import equations as eq
+from services.scheduler.core import measurements
 from services.scheduler.core.state import State, ordered, served_capacity
 from services.scheduler.decider import Scheduler
 from tests.scheduler.world import RUN, World, small_config
@@ -22,6 +23,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.held_out: set[str] = set()
         self.level: dict[str, int] = {}
         self.before = (0, 0, 0, 0)
         """d, p, f and a before the event."""
@@ -35,9 +37,15 @@ class Watch:
 
     def look(self, state: State, event: Event) -> None:
         assert 0 <= state.f <= state.p <= state.d
+        if event.kind == "measurement.opened":
+            self.held_out.update(event.data.executions)
+        assert not self.held_out.intersection(state.queue)
+        assert not any(self.held_out.intersection(group.executions) for group in state.groups.values())
         counters = (state.d, state.p, state.f, state.a)
         if event.kind == "execution.lost" or (event.kind == "execution.placed" and event.data.attempt > 0):
             assert counters == self.before, "a lost execution keeps its place in the ledger"
+        if event.entity in self.held_out or event.kind.startswith("measurement."):
+            assert counters == self.before, "held-out executions are in no counter"
         self.before = counters
         assert state.a >= 0
         if state.config is None:
@@ -56,7 +64,8 @@ class Watch:
             assert placed == cell.load <= state.config.cells.capacity
             if cell.place == "training":
                 assert cell.load == 0
-        assert state.p - state.f + state.a <= state.config.cells.count * state.config.cells.capacity
+        taken = state.p - state.f + state.a + measurements.slots(state)
+        assert taken <= state.config.cells.count * state.config.cells.capacity
         if state.burst:
             w = state.d - state.f
             if event.kind == "execution.dispatched":
@@ -78,9 +87,14 @@ class Watch:
     trainable=st.integers(1, 4),
     operator=st.sampled_from([0.0, 0.02]),
     lose=st.sampled_from([0.0, 0.1]),
+    every=st.sampled_from([0, 2, 5]),
+    measured=st.integers(1, 20),
 )
 @example(  # the last engine left while a group could still be discarded
-    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0
+    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0, every=0, measured=1
+)
+@example(  # more held-out executions than fit while any cell trains
+    seed=1, capacity=4, cells=2, mu=2, phi=0.5, rho=0.5, fail=0.2, trainable=2, operator=0.02, lose=0.1, every=2, measured=20
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,
@@ -93,6 +107,8 @@ def test_every_run_ends_and_keeps_the_invariants(
     trainable: int,
     operator: float,
     lose: float,
+    every: int,
+    measured: int,
 ) -> None:
     config = small_config(
         cells__capacity=capacity,
@@ -101,6 +117,9 @@ def test_every_run_ends_and_keeps_the_invariants(
         scheduler__mu=mu,
         scheduler__phi=phi,
         scheduler__rho_min=rho,
+        eval__path="held-out",
+        eval__every=every,
+        eval__executions=measured,
     )
     world = World(config, seed=seed, fail_groups=fail, operator=operator, lose=lose, late=0.5)
     Watch(world)
@@ -114,6 +133,9 @@ def test_every_run_ends_and_keeps_the_invariants(
     per_batch = Counter(d.data.batch for d in consumed)
     assert set(per_batch.values()) == {config.scheduler.B}
     assert len(world.joined) == config.steps
+    opened = [d.entity for d in world.decisions if d.kind == "measurement.opened"]
+    assert opened == [d.entity for d in world.decisions if d.kind == "measurement.closed"]
+    assert not every or {opened[0], opened[-1]} == {"h-000000", f"h-{config.steps:06d}"}
     for _, members in world.joined:
         assert members == [f"cell-{index}" for index in range(len(members))]
 

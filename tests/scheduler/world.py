@@ -51,6 +51,8 @@ class World:
         self.config = config
         self.lose, self.late = lose, late
         """How often an attempt is lost instead of going on, and how often what it would have said is still said later."""
+        self.measuring: set[str] = set()
+        """Held-out executions that are not finished."""
         self.attempts: dict[str, int] = {}
         """Execution to its newest attempt."""
         self.lost = 0
@@ -87,7 +89,8 @@ class World:
 
     def start(self) -> None:
         tasks = [TaskRef(name=f"task-{i}", digest=str(i)) for i in range(5)]
-        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, code="test")
+        held_out = [TaskRef(name=f"held-{i}", digest=f"h{i}") for i in range(3)] if self.config.eval.every else []
+        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test")
         self.say("operator", "run.started", RUN, data)
         for index in range(self.config.cells.count):
             self.pending.append(
@@ -201,6 +204,8 @@ class World:
         if decision.kind == "group.dispatched":
             self.members[decision.entity] = data.executions
             self.unfinished[decision.entity] = set(data.executions)
+        elif decision.kind == "measurement.opened":
+            self.measuring.update(data.executions)
         elif decision.kind == "execution.placed":
             started = e.ExecutionStarted(attempt=data.attempt)
             self.pending.append(("harness", "execution.started", decision.entity, started))
@@ -252,6 +257,12 @@ class World:
                 attempt=data.attempt, reason=reason, exit_code=0, seconds=1.0, workspace="w", workspace_digest="d"
             )
             self.pending.append(("harness", "execution.finished", entity, finished))
+        elif kind == "execution.finished" and entity in self.measuring:
+            self.measuring.remove(entity)
+            outcome = self.rng.choice(["valid", "valid", "placeholder", "excluded"])
+            reward = self.rng.choice([0.0, 0.5, 1.0]) if outcome == "valid" else 0.0
+            settled = e.ExecutionSettled(attempt=data.attempt, outcome=outcome, reward=reward)
+            self.pending.append(("trajectories", "execution.settled", entity, settled))
         elif kind == "execution.finished":
             group = next(name for name, members in self.members.items() if entity in members)
             left = self.unfinished[group]

@@ -24,6 +24,8 @@ def numbers(kind: type = Config, prefix: str = "") -> dict[str, type]:
             found |= numbers(hint, f"{prefix}{name}.")
         elif hint in (int, float, tuple[float, float]):
             found[prefix + name] = hint
+        elif hint == float | None:
+            found[prefix + name] = float
     return found
 
 
@@ -58,6 +60,8 @@ def test_a_number_beyond_all_reason_is_refused_by_name(key: str) -> None:
         ("steps=3", "multiple of scheduler.mu"),
         ("scheduler.N=1", "at least 2"),
         ("rollout.kv_tokens=64", "kv_tokens"),
+        ('eval.path=""', "eval.path names no tasks"),
+        ('eval.path="tasks"', "eval.path = tasks.path"),
         ("bus.url=localhost", "bus.url"),
         ('name=""', "name"),
         ('harness.command=[""]', "harness.command"),

@@ -11,6 +11,7 @@ import msgspec
 
 from schemas import events as e
 from schemas.envelope import Event
+from services.scheduler.core import measurements
 from services.scheduler.core.state import Batch, Burst, Cell, Execution, Group, State, supply_check, training
 
 
@@ -32,6 +33,7 @@ def _run_started(state: State, event: Event) -> None:
     data: e.RunStarted = event.data
     state.run = event.entity
     state.config, state.seed, state.tasks = data.config, data.seed, list(data.tasks)
+    state.held_out = list(data.held_out)
 
 
 def _run_finished(state: State, event: Event) -> None:
@@ -113,6 +115,9 @@ def _group_dispatched(state: State, event: Event) -> None:
 
 def _execution_dispatched(state: State, event: Event) -> None:
     data: e.ExecutionDispatched = event.data
+    if data.measurement:
+        measurements.dispatched(state, event)
+        return
     state.d += 1
     state.queue.append(event.entity)
     state.executions[event.entity] = Execution(group=data.group)
@@ -122,9 +127,9 @@ def _execution_placed(state: State, event: Event) -> None:
     data: e.ExecutionPlaced = event.data
     execution = state.executions[event.entity]
     if execution.status == "queued":
-        state.queue.remove(event.entity)
+        _dequeue(state, event.entity)
         execution.status = "placed"
-        state.a += 1
+        state.a += not execution.measurement
     else:
         # The next attempt takes over what the lost one had: its slot, and its place in the ledger.
         state.cells[execution.cell].load -= 1
@@ -138,8 +143,9 @@ def _execution_started(state: State, event: Event) -> None:
     if execution is None or execution.status != "placed" or execution.attempt != data.attempt:
         return
     execution.status = "running"
-    state.a -= 1
-    state.p += 1
+    if not execution.measurement:
+        state.a -= 1
+        state.p += 1
 
 
 def _execution_lost(state: State, event: Event) -> None:
@@ -155,16 +161,25 @@ def _execution_finished(state: State, event: Event) -> None:
     if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
         return
     # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
+    counts = not execution.measurement
     if execution.status == "queued":
-        state.queue.remove(event.entity)
-        state.p += 1
+        _dequeue(state, event.entity)
+        state.p += counts
     elif execution.status == "placed":
-        state.a -= 1
-        state.p += 1
+        state.a -= counts
+        state.p += counts
     if execution.cell:
         state.cells[execution.cell].load -= 1
-    state.f += 1
+    state.f += counts
     execution.status, execution.cell, execution.lost = "finished", "", False
+
+
+def _dequeue(state: State, name: str) -> None:
+    if state.executions[name].measurement:
+        assert state.measurement is not None
+        state.measurement.queue.remove(name)
+    else:
+        state.queue.remove(name)
 
 
 def _route_moved(state: State, event: Event) -> None:
@@ -298,6 +313,9 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "execution.started": _execution_started,
     "execution.lost": _execution_lost,
     "execution.finished": _execution_finished,
+    "execution.settled": measurements.settled,
+    "measurement.opened": measurements.opened,
+    "measurement.closed": measurements.closed,
     "route.moved": _route_moved,
     "batch.opened": _batch_opened,
     "batch.stream-closed": _stream_closed,

@@ -5,6 +5,7 @@
 | d, p, f | executions dispatched, started, finished so far |
 | w | waterlevel d - f |
 | a | executions placed and not yet started |
+| e | held-out executions placed and not finished; they are in none of the above |
 | K, k | cells, cells not serving (training or in transition) |
 | C_e, C_s, C_R | executions that one cell, the separate pool, and all serving engines take |
 """
@@ -24,9 +25,9 @@ def waterlevel(*, d: int, f: int) -> int:
     return d - f
 
 
-def startable(*, d: int, p: int, f: int, a: int, C_R: int) -> int:
-    """The start rule: min(d - p - a, C_R - (p - f) - a), never below zero."""
-    return max(0, min(d - p - a, C_R - (p - f) - a))
+def startable(*, d: int, p: int, f: int, a: int, C_R: int, e: int = 0) -> int:
+    """The start rule: min(d - p - a, C_R - e - (p - f) - a), never below zero; held-out executions hold `e` slots."""
+    return max(0, min(d - p - a, C_R - e - (p - f) - a))
 
 
 def waterlevel_allows(*, w: int, C_R: int, C_e: int) -> Check:

@@ -4,14 +4,16 @@ Order of `standing`, the rules that are looked at after every event:
 1. complete a role transition whose last phase was reported;
 2. consume the groups of a batch that was stepped;
 3. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
-4. send back the next cell of a burst that ended, the highest index first;
-5. open the next batch when the core trains and none is open;
-6. close the join window when everything is trained and nobody is on the way;
-7. replace discarded groups without which the burst cannot finish;
-8. empty cells that an operator withdrew, as far as others have room;
-9. place lost executions again;
-10. place executions (start rule);
-11. watch the supply and let the next cell join training (2).
+4. close the held-out measurement that is settled, open the one that is due;
+5. end the run after the last burst, once its version is measured;
+6. send back the next cell of a burst that ended, the highest index first;
+7. open the next batch when the core trains and none is open;
+8. close the join window when everything is trained and nobody is on the way;
+9. replace discarded groups without which the burst cannot finish;
+10. empty cells that an operator withdrew, as far as others have room;
+11. place lost executions again;
+12. place executions (start rule), held-out ones first;
+13. watch the supply and let the next cell join training (2).
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from schemas import ids
 from schemas.envelope import Decision
 from schemas.units import CellRole, Check, TaskRef, check
 from services.scheduler.core import equations as eq
+from services.scheduler.core import measurements
 from services.scheduler.core.state import (
     Cell,
     State,
+    least_loaded,
     members,
     moving,
     next_to_train,
@@ -51,6 +55,9 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from complete_transition(state)
     yield from consume(state)
     yield from end_burst(state)
+    yield from measurements.close(state)
+    yield from measurements.open_due(state)
+    yield from finish(state)
     if state.finished:
         return
     yield from send_back(state)
@@ -59,6 +66,7 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from refill(state)
     yield from evacuate(state)
     yield from place_again(state)
+    yield from measurements.place(state)
     yield from place(state)
     yield from join_training(state, now_us)
 
@@ -118,13 +126,19 @@ def end_burst(state: State) -> Decisions:
         kind="burst.ended", entity=burst.id, data=e.BurstEnded(version=version, core_stays=stays, reason=reason)
     )
     if last:
-        yield Decision(
-            kind="run.finished", entity=state.run, data=e.RunFinished(steps=state.rules.steps, reason="steps_done")
-        )
         return
     yield from _open_burst(state)
     yield from _dispatch(state, s.mu * s.B, "boundary")
     yield from _dispatch(state, state.owed, "replacement")
+
+
+def finish(state: State) -> Decisions:
+    """No burst is open once one was: the last has ended. What is still measured is waited for."""
+    if state.burst is not None or not state.bursts or state.measurement is not None:
+        return
+    yield Decision(
+        kind="run.finished", entity=state.run, data=e.RunFinished(steps=state.rules.steps, reason="steps_done")
+    )
 
 
 def send_back(state: State) -> Decisions:
@@ -186,11 +200,13 @@ def evacuate(state: State) -> Decisions:
 
 def place_again(state: State) -> Decisions:
     """The next attempt of an execution whose attempt was lost takes its slot; no counter moves. One that has its slot
-    on a cell which serves nobody is moved first (8)."""
+    on a cell which serves nobody is moved first (10). After the last burst only held-out ones are placed."""
     if state.paused:
         return
     able = {name: cell for name, cell in serving(state)}
     for name in sorted(n for n, each in state.executions.items() if each.lost and each.cell in able):
+        if state.burst is None and not state.executions[name].measurement:
+            continue
         execution = state.executions[name]
         cell = able[execution.cell]
         yield Decision(
@@ -206,19 +222,15 @@ def place_again(state: State) -> Decisions:
 
 
 def place(state: State) -> Decisions:
-    """The start rule, on the least loaded engine (ties: lowest index) whose policy version is current."""
-    while not state.paused:
-        C_R = served_capacity(state)
-        if eq.startable(d=state.d, p=state.p, f=state.f, a=state.a, C_R=C_R) == 0:
+    """The start rule, on the least loaded engine whose policy version is current. After the last burst nothing more."""
+    while not state.paused and state.burst is not None:
+        C_R, held_out = served_capacity(state), measurements.slots(state)
+        if eq.startable(d=state.d, p=state.p, f=state.f, a=state.a, C_R=C_R, e=held_out) == 0:
             return
-        free = [
-            (cell.load, cell.index, name)
-            for name, cell in serving(state)
-            if cell.load < state.rules.cells.capacity and cell.version >= state.published
-        ]
-        if not free:
+        engine = least_loaded(state)
+        if engine is None:
             return
-        load, _, name = min(free)
+        load, name = engine
         yield Decision(
             kind="execution.placed",
             entity=state.queue[0],
@@ -227,7 +239,7 @@ def place(state: State) -> Decisions:
                 epoch=state.cells[name].epoch,
                 attempt=0,
                 reason=[
-                    check("capacity (1)", state.p - state.f + state.a, "<", C_R),
+                    check("capacity (1)", state.p - state.f + state.a + held_out, "<", C_R),
                     check("engine has room", load, "<", state.rules.cells.capacity),
                 ],
             ),
@@ -259,6 +271,11 @@ def join_training(state: State, now_us: int) -> Decisions:
     if not level.holds:
         return
     reason = [level, supply]
+    held_out = measurements.leaves_room(state)
+    if held_out is not None:
+        reason.append(held_out)
+        if not held_out.holds:
+            return
     if len(serving(state)) == 1:
         unsettled = sum(group.status == "dispatched" for group in state.groups.values())
         reason.append(check("groups without outcome", unsettled, "==", 0))

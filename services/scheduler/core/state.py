@@ -1,6 +1,6 @@
 """State of the scheduler, and what can be read off it. `changes.evolve` is the only code that changes it.
 
-Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started.
+Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started. Held-out ones are outside.
 Execution: queued -> placed -> running -> finished; one whose attempt is lost is placed again and stays what it is.
 Group: dispatched -> ready -> claimed, then gone.
 Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time.
@@ -20,11 +20,29 @@ from services.scheduler.core import equations as eq
 
 class Execution(msgspec.Struct, kw_only=True):
     group: str
+    measurement: str = ""
+    """Of a held-out execution, which has no group and no place in the ledger."""
     status: Literal["queued", "placed", "running", "finished"] = "queued"
     cell: str = ""
     attempt: int = 0
     lost: bool = False
     """The attempt is gone with its host. The execution keeps its slot and its place in the ledger until the next."""
+
+
+class Measurement(msgspec.Struct, kw_only=True):
+    """The held-out measurement that is open."""
+
+    id: str
+    version: int
+    steps: int
+    """Since the measurement before."""
+    queue: list[str] = []
+    """Its executions that have no slot yet."""
+    open: list[str] = []
+    """Its executions that are not settled."""
+    outcomes: dict[str, int] = {}
+    rewards: list[float] = []
+    """Of those that are not excluded."""
 
 
 class Group(msgspec.Struct, kw_only=True):
@@ -75,6 +93,7 @@ class State(msgspec.Struct, kw_only=True):
     config: Config | None = None
     seed: int = 0
     tasks: list[TaskRef] = []
+    held_out: list[TaskRef] = []
     finished: bool = False
     paused: bool = False
     d: int = 0
@@ -85,6 +104,9 @@ class State(msgspec.Struct, kw_only=True):
     executions: dict[str, Execution] = {}
     groups: dict[str, Group] = {}
     cells: dict[str, Cell] = {}
+    measurement: Measurement | None = None
+    measured: int = -1
+    """Version measured last; -1 before the first measurement."""
     next_group: int = 0
     owed: int = 0
     """Discarded groups that no dispatch has replaced yet."""
@@ -141,6 +163,21 @@ def served_capacity(state: State) -> int:
     """C_R by equation (1); cells that have not joined serve nobody."""
     K = state.rules.cells.count
     return eq.capacity(C_s=0, K=K, k=K - len(serving(state)), C_e=state.rules.cells.capacity)
+
+
+def least_loaded(state: State) -> tuple[int, str] | None:
+    """Load and name of the engine that the next execution goes to (ties: lowest index); None when none has room.
+
+    Its policy version is current."""
+    free = [
+        (cell.load, cell.index, name)
+        for name, cell in serving(state)
+        if cell.load < state.rules.cells.capacity and cell.version >= state.published
+    ]
+    if not free:
+        return None
+    load, _, name = min(free)
+    return load, name
 
 
 def members(state: State) -> list[str]:
