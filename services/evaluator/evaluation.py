@@ -63,7 +63,7 @@ class Evaluation:
 
     def _prepare(self, data: bytes) -> Task:
         try:
-            task = read_task(self._context.path(self._context.config.tasks.path) / self._request.task)
+            task = read_task(self._context.tasks_folder(held_out=self._request.held_out) / self._request.task)
         except TaskError as error:
             raise Refusal("no_task") from error
         if task.digest != self._request.task_digest:

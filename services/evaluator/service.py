@@ -54,7 +54,8 @@ class Evaluator:
         self.book = Book(context.instance)
         self.running = 0
         self._context, self._launch, self._guard = context, launch, guard
-        self._tasks = {task.name: task for task in context.started.tasks}
+        self._tasks = {(False, task.name): task for task in context.started.tasks}
+        self._tasks |= {(True, task.name): task for task in context.started.held_out}
         self._undone: list[Request] = []
         self._arrived = asyncio.Condition()
 
@@ -113,7 +114,7 @@ class Evaluator:
     async def _evaluate(self, request: Request) -> None:
         context, data = self._context, request.data
         began_us = context.clock.now_us()
-        task = self._tasks.get(data.task, TaskRef(name=data.task, digest=""))
+        task = self._tasks.get((data.held_out, data.task), TaskRef(name=data.task, digest=""))
         name = f"{request.evaluation}.{data.tries}"
         try:
             score = await Evaluation(context, name, data, task, self._launch, self._guard).score()

@@ -25,21 +25,24 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the decision; ids of the facts about this attempt derive from it."""
     causation: int
     """Sequence of the decision."""
+    held_out: bool = False
+    """Whether the task is one of the held-out set."""
 
     def fact_id(self, verb: str) -> str:
         return f"{self.placed}.{verb}.{self.attempt}"
 
 
 class Book:
-    def __init__(self, tasks: list[TaskRef]) -> None:
-        self.tasks = {task.name: task for task in tasks}
+    def __init__(self, tasks: list[TaskRef], held_out: list[TaskRef] | None = None) -> None:
+        self._tasks = {(False, task.name): task for task in tasks}
+        self._tasks |= {(True, task.name): task for task in held_out or []}
         self.proxy = ""
         """Where the proxy that joined last answers."""
         self.over = False
         """The run is finished."""
         self.started_us: dict[str, int] = {}
         """When each execution started first: its overall budget begins there."""
-        self._task_of: dict[str, str] = {}
+        self._task_of: dict[str, tuple[bool, str]] = {}
         self._placed: dict[str, Attempt] = {}
         self._said: dict[str, int] = {}
         self._lost: dict[str, Attempt] = {}
@@ -56,15 +59,17 @@ class Book:
             self.heard(event.entity, event.seq)
         match event.kind:
             case "execution.dispatched":
-                self._task_of[event.entity] = event.data.task
+                self._task_of[event.entity] = (bool(event.data.measurement), event.data.task)
             case "execution.placed" if event.entity in self._task_of:
                 known = self._placed.get(event.entity)
                 self._lost.pop(event.entity, None)
                 if known is None or known.attempt < event.data.attempt:
+                    held_out, task = self._task_of[event.entity]
                     self._placed[event.entity] = Attempt(
                         execution=event.entity,
                         attempt=event.data.attempt,
-                        task=self._task_of[event.entity],
+                        task=task,
+                        held_out=held_out,
                         placed=event.id,
                         causation=event.seq,
                     )
@@ -85,6 +90,11 @@ class Book:
                 self.proxy = event.data.url
             case "run.finished":
                 self.over = True
+
+    def task(self, attempt: Attempt) -> TaskRef:
+        """What the run began with; without a digest where it knows no such task."""
+        found = self._tasks.get((attempt.held_out, attempt.task))
+        return found or TaskRef(name=attempt.task, digest="")
 
     def heard(self, execution: str, seq: int) -> None:
         """LOG holds something that this service said of the execution."""

@@ -26,7 +26,7 @@ import msgspec
 from schemas import streams
 from schemas.errors import Conflict, EnvironmentMissing, TaskError
 from schemas.events import ExecutionFinished, ExecutionLost, ExecutionStarted
-from schemas.units import Counters, FinishReason, TaskRef, Value
+from schemas.units import Counters, FinishReason, Value
 from services.harness.book import Attempt, Book
 from services.harness.folder import ExecutionFolder
 from services.mesh.clock import MICROSECONDS
@@ -160,7 +160,7 @@ class Execution:
     def __init__(self, executions: Executions, attempt: Attempt) -> None:
         self._all, self._attempt = executions, attempt
         self._folder = executions.folder(attempt)
-        self._ref = executions.book.tasks.get(attempt.task, TaskRef(name=attempt.task, digest=""))
+        self._ref = executions.book.task(attempt)
 
     async def live(self) -> ExecutionFinished:
         if self._all.over.is_set():
@@ -195,7 +195,7 @@ class Execution:
     def _make(self) -> Task:
         """The workspace from the task that the run began with. Raises TaskError, WorkspaceError, OSError."""
         context = self._all.context
-        task = read_task(context.path(context.config.tasks.path) / self._ref.name)
+        task = read_task(context.tasks_folder(held_out=self._attempt.held_out) / self._ref.name)
         if task.digest != self._ref.digest:
             raise TaskError(
                 f"task {task.name} is not the one that the run began with",

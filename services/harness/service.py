@@ -20,7 +20,7 @@ from services.mesh.service import Context, announce
 
 async def serve(context: Context, *, launch: Launch = process_group.launch) -> None:
     """Runs until cancelled; then it ends its children, which the next start reports."""
-    book = Book(context.started.tasks)
+    book = Book(context.started.tasks, context.started.held_out)
     waits_for = ["reading the log"]
     context.health.ready = lambda: waits_for[0]
     with Guard() as guard:

@@ -107,6 +107,11 @@ class Context:
         return path if path.is_absolute() else self.cache / path
 
 
+    def tasks_folder(self, *, held_out: bool) -> Path:
+        """Folder of the training tasks, or of the held-out ones."""
+        return self.path(self.config.eval.path if held_out else self.config.tasks.path)
+
+
 async def read_started(bus: Bus, run: str) -> RunStarted:
     """The event that began the run. Raises BusError when there is none."""
     found = await bus.last_for(streams.log_stream(run), streams.subject(run, "operator", "run.started", run))

@@ -79,13 +79,14 @@ def read_task(folder: Path) -> Task:
     )
 
 
-def list_tasks(folder: Path) -> list[Task]:
-    """Every task in `folder`, sorted by name; hidden folders and plain files are passed over.
+def list_tasks(folder: Path, *, key: str = "tasks.path") -> list[Task]:
+    """Every task in `folder`, which `key` of the configuration names, sorted by name; hidden folders and plain files are
+    passed over.
 
     Raises one TaskError with the errors of all tasks, or one that says that there is none.
     """
     if not folder.is_dir():
-        raise TaskError("there is no such folder of tasks", where=str(folder), remedy="set tasks.path to the folder of tasks")
+        raise TaskError("there is no such folder of tasks", where=str(folder), remedy=f"set {key} to the folder of tasks")
     tasks, errors = [], []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or not path.is_dir():

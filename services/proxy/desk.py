@@ -27,6 +27,8 @@ class Desk:
         self._shared, self._say = shared, say_sealed
         self.open: dict[str, Execution] = {}
         self._over: set[str] = set()
+        self._held_out: set[str] = set()
+        """Held-out executions that are not over: they may sample at a temperature of their own."""
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -63,16 +65,21 @@ class Desk:
         self._shared.routes.apply(event)
         replaced = None
         match event.kind:
+            case "execution.dispatched":
+                if event.data.measurement:
+                    self._held_out.add(event.entity)
+                return None
             case "execution.placed" if event.entity not in self._over:
                 replaced = self.open.get(event.entity)
                 if replaced is None or replaced.attempt < event.data.attempt:
-                    self.open[event.entity] = Execution(self._shared, event.entity, event.data.attempt)
+                    self.open[event.entity] = self._execution(event.entity, event.data.attempt)
                 else:
                     replaced = None
             case "execution.finished":
                 self._over.add(event.entity)
             case "execution.sealed":
                 self._over.add(event.entity)
+                self._held_out.discard(event.entity)
                 self.open.pop(event.entity, None)
             case _:
                 return None
@@ -101,13 +108,18 @@ class Desk:
             if execution is not None:
                 # Its attempt was lost, and the run ended before the next was placed.
                 await execution.stop(Refused(401, f"execution {finished.entity} is over"))
-            execution = Execution(self._shared, finished.entity, finished.data.attempt)
+            execution = self._execution(finished.entity, finished.data.attempt)
         sealed = await execution.seal()
         try:
             await self._say(finished, sealed)
         except Conflict:
             return  # said already, in an earlier life
         self.open.pop(finished.entity, None)
+
+    def _execution(self, name: str, attempt: int) -> Execution:
+        config = self._shared.config
+        own = config.eval.temperature if name in self._held_out else None
+        return Execution(self._shared, name, attempt, config.proxy.temperature if own is None else own)
 
     async def close(self) -> None:
         """Stops everything in flight: the proxy ends."""

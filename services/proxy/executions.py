@@ -50,8 +50,9 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution:
-    def __init__(self, shared: Shared, execution: str, attempt: int) -> None:
+    def __init__(self, shared: Shared, execution: str, attempt: int, temperature: float) -> None:
         self._shared = shared
+        self._temperature = temperature
         self.execution, self.attempt = execution, attempt
         self.tree = Tree()
         self.flights: dict[str, Flight] = {}
@@ -149,7 +150,7 @@ class Execution:
             place=place,
             new_ids=new_ids,
             max_new_tokens=min(wanted, config.proxy.max_new_tokens, room),
-            temperature=config.proxy.temperature,
+            temperature=self._temperature,
         )
 
     def _ended(self, flight: Flight) -> None:

@@ -27,14 +27,17 @@ PROJECTED = (
     e.GroupClaimed,
     e.GroupConsumed,
     e.GroupDiscarded,
+    e.ExecutionDispatched,
     e.ExecutionFinished,
     e.ExecutionSealed,
     e.ExecutionTreeFrozen,
     e.ExecutionSettled,
+    e.MeasurementOpened,
+    e.MeasurementClosed,
 )
 """Data of the events that leave something in the tables."""
 
-_TABLES = (t.groups, t.executions, t.nodes, t.rows)
+_TABLES = (t.groups, t.executions, t.measurements, t.nodes, t.rows)
 
 
 class Store:
@@ -114,7 +117,35 @@ class Store:
             case e.GroupDispatched() as data:
                 self._put(db, t.groups, {"id": entity}, task=data.task, version=data.version, state="dispatched")
                 for member, execution in enumerate(data.executions):
-                    self._put(db, t.executions, {"id": execution}, group=entity, member=member, task=data.task)
+                    key = {"id": execution}
+                    self._put(
+                        db, t.executions, key, group=entity, measurement="", member=member, task=data.task
+                    )
+            case e.ExecutionDispatched() as data:
+                # All others have their rows from their group.
+                if data.measurement:
+                    self._put(
+                        db,
+                        t.executions,
+                        {"id": entity},
+                        group="",
+                        measurement=data.measurement,
+                        member=data.member,
+                        task=data.task,
+                    )
+            case e.MeasurementOpened() as data:
+                self._put(db, t.measurements, {"id": entity}, version=data.version)
+            case e.MeasurementClosed() as data:
+                self._set(
+                    db,
+                    t.measurements,
+                    {"id": entity},
+                    mean=data.mean,
+                    std=data.std,
+                    valid=data.valid,
+                    placeholder=data.placeholder,
+                    excluded=data.excluded,
+                )
             case e.GroupReady() as data:
                 self._set(db, t.groups, {"id": entity}, state="ready", mean=data.mean, std=data.std)
                 for reward in data.rewards:

@@ -17,7 +17,7 @@ from sqlalchemy import (
     Table,
 )
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it with any change here: a database of another version is dropped and filled again."""
 
 metadata = MetaData()
@@ -49,7 +49,8 @@ executions = Table(
     metadata,
     Column("run", String, primary_key=True),
     Column("id", String, primary_key=True),
-    Column("group", String, nullable=False),
+    Column("group", String, nullable=False),  # empty for a held-out execution
+    Column("measurement", String, nullable=False),  # of a held-out execution; empty for all others
     Column("member", Integer, nullable=False),
     Column("task", String, nullable=False),
     Column("attempt", Integer),
@@ -62,6 +63,19 @@ executions = Table(
     Column("reward", Float),
     Column("advantage", Float),
     Column("evaluation", String),
+)
+
+measurements = Table(
+    "gyre_measurements",
+    metadata,
+    Column("run", String, primary_key=True),
+    Column("id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("mean", Float),
+    Column("std", Float),
+    Column("valid", Integer),
+    Column("placeholder", Integer),
+    Column("excluded", Integer),
 )
 
 nodes = Table(

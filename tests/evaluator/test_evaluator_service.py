@@ -292,3 +292,13 @@ async def test_a_first_try_never_waits_whatever_the_clocks_say(tmp_path: Path) -
         await request(world)
         assert (await answer(world)).score == 1.0
     assert clock.now_us() == 10**12
+
+
+async def test_a_held_out_task_is_scored_by_its_own_tests(tmp_path: Path) -> None:
+    make_task(tmp_path / "held-out" / "card", tests=writes("0.25"))
+    world = await world_of(tmp_path, writes("1.0"))
+    async with serving(serve, world.context("evaluator")):
+        await request(world, held_out=True, task_digest=world.held_out[0].digest)
+        assert (await answer(world)).score == 0.25
+        await request(world, evaluation="v-000000.01-1")
+        assert (await answer(world, "v-000000.01-1")).score == 1.0

@@ -21,7 +21,7 @@ from schemas.events import (
     RunFinished,
     ServiceJoined,
 )
-from schemas.ids import execution_id
+from schemas.ids import execution_id, held_out_id, measurement_id
 from schemas.units import Counters
 from services.harness.book import Book
 from services.harness.folder import ExecutionFolder
@@ -527,3 +527,23 @@ async def test_a_damaged_log_ends_the_service_and_its_children(tmp_path: Path) -
         await task
     await context.health.stop()
     assert not alive(pid)
+
+
+async def test_a_held_out_execution_works_on_its_own_set(tmp_path: Path) -> None:
+    """Both sets may use the same names: the workspace is that of the set that the execution is of."""
+    held_out = make_task(tmp_path / "held-out" / "card")
+    (held_out / "environment" / "in.txt").write_text("zoe\n")
+    world = await world_of(tmp_path, GOOD)
+    name = held_out_id(4, 0)
+    async with serving(serve, world.context("harness")):
+        await proxy_joins(world)
+        await place(world)
+        dispatched = ExecutionDispatched(
+            group="", member=0, task="card", measurement=measurement_id(4), task_digest=world.held_out[0].digest
+        )
+        await world.say("scheduler", "execution.dispatched", name, dispatched)
+        placed = ExecutionPlaced(cell="cell-1", epoch=0, attempt=0)
+        await world.say("scheduler", "execution.placed", name, placed, id=f"d-{name}")
+        reasons = [(await finish_of(world, each)).reason for each in (E0, name)]
+    assert reasons == ["completed", "completed"]
+    assert [(workspace(tmp_path, each) / "out.txt").read_text() for each in (E0, name)] == ["ada\n", "zoe\n"]

@@ -40,14 +40,18 @@ def make_task(folder: Path, *, tests: str = FULL_REWARD, toml: str = "") -> Path
 
 
 class World:
-    """One run on a bus. `folder` is the run's, `folder / "tasks"` holds the tasks."""
+    """One run on a bus. `folder` is the run's, `folder / "tasks"` holds the tasks and `folder / "held-out"` held-out ones."""
 
     def __init__(self, bus: Bus, folder: Path, settings: dict[str, Any], *, clock: Clock | None = None) -> None:
         self.bus, self.folder, self.clock = bus, folder, clock or SystemClock()
         tree = {"name": "test", "steps": 3, "tasks": {"path": str(folder / "tasks")}, "harness": {"command": ["true"]}, **settings}
+        tree["eval"] = {"path": str(folder / "held-out")}
         self.config: Config = from_tree(tree, where="test")
         self.tasks = task_refs(list_tasks(folder / "tasks"))
-        self.started = RunStarted(seed=0, config=self.config, tasks=self.tasks, code="test")
+        self.held_out = task_refs(list_tasks(folder / "held-out")) if (folder / "held-out").exists() else []
+        self.started = RunStarted(
+            seed=0, config=self.config, tasks=self.tasks, held_out=self.held_out, code="test"
+        )
         self._ids = itertools.count(1)
 
     async def begin(self) -> None:

@@ -67,12 +67,13 @@ def encoder(tokenizer: ChatTokenizer) -> Encoder:
     return Encoder(tokenizer, make_renderer(tokenizer))
 
 
-def configured(policy: Path, **proxy: Any) -> Config:
+def configured(policy: Path, *, eval: dict[str, Any] | None = None, **proxy: Any) -> Config:
     tree = {
         "name": "proxy",
         "steps": 21,
         "harness": {"command": ["true"]},
         "policy": {"path": str(policy)},
+        "eval": eval or {},
         "proxy": {"grace_s": 30.0, "max_new_tokens": 512, **proxy},
         "rollout": {"context_length": 4096},
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 
+from schemas.events import ExecutionDispatched
+from schemas.ids import held_out_id, measurement_id
 from schemas.records import CallRecord, Delivery
 from services.mesh.chat import ChatTokenizer
 from tests.proxy.conftest import (
@@ -303,3 +305,20 @@ async def test_a_client_that_gave_up_leaves_no_half_record(world: World, engine:
     await engine.abort_seen.wait()
     sealed = await world.event("execution.sealed")
     assert sealed.data.records == 0 and engine.aborted == [engine.calls[0]["rid"]]
+
+
+async def test_held_out_executions_sample_at_their_own_temperature(make_world: MakeWorld, engine: Engine) -> None:
+    """Also from a proxy that starts again: what is held out is in the log."""
+    world = await make_world(eval={"temperature": 0.0})
+    name = held_out_id(0, 0)
+    dispatched = ExecutionDispatched(group="", member=0, task="t", measurement=measurement_id(0), task_digest="d")
+    await world.say("scheduler", "execution.dispatched", name, dispatched)
+    await world.place(name)
+    await world.ask(body_of("hi"), execution=name)
+    await world.kill()
+    await world.start()
+    await world.ask(body_of("ho"), execution=name)
+    await world.ask(body_of("hi"))
+    records = [record for record in await world.records() if isinstance(record, CallRecord)]
+    assert [(record.execution, record.temperature) for record in records] == [(name, 0.0), (name, 0.0), (EXECUTION, 1.0)]
+    assert [call["sampling_params"]["temperature"] for call in engine.calls] == [0.0, 0.0, 1.0]

@@ -196,7 +196,7 @@ async def play(
         joined = CellJoined(index=index, capacity=8, url="http://x", engine="scripted", version=0, capabilities=[])
         routes.apply(event("cell.joined", f"cell-{index}", joined))
     routes.apply(event("execution.placed", EXECUTION, ExecutionPlaced(cell="cell-0", epoch=1, attempt=0)))
-    execution = Execution(shared, EXECUTION, 0)
+    execution = Execution(shared, EXECUTION, 0, 1.0)
     flight = execution.join(anthropic.parse(msgspec.json.encode(body_of("hi")), {}))
     flight.attach()
     waiting = asyncio.create_task(flight.wait())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
-from schemas.ids import evaluation_id, execution_id, group_id
+from schemas.ids import evaluation_id, execution_id, group_id, held_out_id, measurement_id
 from schemas.units import TaskRef
 from services.mesh.decider import Driver
 from services.trajectories.core.outcome import Outcome
@@ -309,3 +309,57 @@ def test_a_kind_of_another_version_changes_nothing() -> None:
     assert world.say("harness", "execution.finished", "e-000000.00", msgspec.Raw(b"{}")) == []
     assert world.say("harness", "something.new", "e-000000.00", msgspec.Raw(b"{}")) == []
     assert msgspec.msgpack.encode(world.driver.state) == before
+
+
+def measure(world: World, version: int, count: int) -> list[str]:
+    executions = [held_out_id(version, member) for member in range(count)]
+    for member, name in enumerate(executions):
+        data = e.ExecutionDispatched(
+            group="", member=member, task="h", measurement=measurement_id(version), task_digest="hd"
+        )
+        world.say("scheduler", "execution.dispatched", name, data)
+    return executions
+
+
+def test_held_out_executions_settle_by_the_same_rules_and_that_is_all() -> None:
+    world = World()
+    group = world.dispatch(0, 2)
+    a, b, c, d = measure(world, 4, 4)
+    settle(world, a, 0.75)
+    (asked,) = world.of("evaluation.requested")
+    assert (asked.entity, asked.data.task, asked.data.task_digest) == (evaluation_id(a, 1), "h", "hd")
+    assert asked.data.held_out
+    world.say("harness", "execution.finished", b, finished("total_failure", workspace=""))
+    world.say("harness", "execution.finished", c, finished("overall_timeout"))
+    world.say("harness", "execution.finished", d, finished())
+    world.now_us += round(BUDGET_S * 1.1e6)
+    failed = e.EvaluationFailed(execution=d, attempt=1, reason="timeout", tries=1)
+    world.say("evaluator", "evaluation.failed", evaluation_id(d, 1), failed)
+    said = world.of("execution.settled")
+    assert [(each.entity, each.data.outcome, each.data.reward) for each in said] == [
+        (a, "valid", 0.75),
+        (b, "placeholder", 0.0),
+        (c, "excluded", 0.0),
+        (d, "excluded", 0.0),
+    ]
+    assert world.driver.state.held_out == {}
+    for each in list(world.log):  # everything a second time
+        world.say(each.owner, each.kind, each.entity, each.data)
+    assert len(world.of("execution.settled")) == 4
+    for name in group:
+        settle(world, name, 1.0)
+    (ready,) = world.of("group.ready")
+    (rows,) = world.of("group.materialized")
+    assert {each.execution for each in ready.data.rewards} == set(group) == {row.execution for row in rows.data.rows}
+    assert not [each for each in world.of("evaluation.requested") if each.data.held_out and each.data.execution in group]
+
+
+def test_a_lost_held_out_attempt_is_followed_by_the_next() -> None:
+    world = World()
+    (a,) = measure(world, 0, 1)
+    world.say("harness", "execution.started", a, e.ExecutionStarted(attempt=0))
+    world.say("harness", "execution.lost", a, e.ExecutionLost(attempt=0, reason="test"))
+    assert world.say("harness", "execution.finished", a, finished(attempt=0)) == []
+    settle(world, a, 1.0)
+    (said,) = world.of("execution.settled")
+    assert (said.data.attempt, said.data.outcome) == (1, "valid")

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from schemas import streams
 from schemas.errors import EnvironmentMissing
-from schemas.events import EvaluationScored
-from schemas.ids import evaluation_id, group_id
+from schemas.events import EvaluationScored, ExecutionDispatched, MeasurementClosed, MeasurementOpened
+from schemas.ids import evaluation_id, group_id, held_out_id, measurement_id
 from services.mesh.service import Context
 from services.mesh.tree_codec import decode_tree
 from services.trajectories.projection import rebuild
@@ -170,3 +170,30 @@ async def test_a_database_of_another_version_fills_again(mesh: Mesh) -> None:
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentMissing, match=r"(?s)no/such.*trajectories\.database"):
         Store(f"sqlite:///{tmp_path}/no/such/file", "r-1")
+
+
+async def test_a_held_out_execution_has_its_tree_and_its_tag(mesh: Mesh, tmp_path: Path) -> None:
+    name, measurement = held_out_id(4, 0), measurement_id(4)
+    async with mesh.serving("trajectories", serve) as context:
+        await mesh.say(
+            "scheduler", "measurement.opened", measurement, MeasurementOpened(version=4, executions=[name])
+        )
+        dispatched = ExecutionDispatched(group="", member=0, task="h", measurement=measurement, task_digest="hd")
+        await mesh.say("scheduler", "execution.dispatched", name, dispatched)
+        stored = await mesh.record(name, [record(name, 0), record(name, 1, 0)])
+        await mesh.finish(name)
+        await mesh.seal(name, stored)
+        await score(mesh, name, 0.5)
+        await mesh.wait("execution.settled", name)
+        closed = MeasurementClosed(version=4, mean=0.5, std=0.0, valid=1, placeholder=0, excluded=0, steps=4)
+        seq = await mesh.say("scheduler", "measurement.closed", measurement, closed)
+        body = await tree_at(context, name, seq)
+    assert (body["group"], body["measurement"], body["reward"], body["advantage"]) == ("", measurement, 0.5, None)
+    assert len(body["nodes"]) == 2 and body["rows"] == []
+    store = Store(database_url(context), mesh.run)
+    assert store.dump()["gyre_measurements"] == [(mesh.run, measurement, 4, 0.5, 0.0, 1, 0, 0)]
+    fresh = Store(f"sqlite:///{tmp_path}/fresh.sqlite", mesh.run)
+    await rebuild(mesh.bus, mesh.run, fresh)
+    assert fresh.dump() == store.dump()
+    fresh.close()
+    store.close()

@@ -12,6 +12,8 @@ How an execution settles, the first that holds
  5. a score that isn't valid, or is of another state: excluded (the evaluation was answered, it won't be again);
  6. the evaluation failed: requested again while the execution's age is below its budget, else excluded.
 
+A held-out execution (`eval`) settles by the same rules and that is all: no group, no admission, no rows.
+
 An attempt that is lost leaves nothing: the execution goes on with the next, and only what finished is settled.
 Nothing here looks at elapsed time, length or termination to make a reward. Invariants: a group ends ready (and
 materialized) or discarded, once; an event that says again what is known changes nothing; closed groups leave no state.
@@ -65,24 +67,38 @@ class Outcome:
                         executions=list(data.executions),
                         members={execution: Member() for execution in data.executions},
                     )
+            case e.ExecutionDispatched() as data:
+                if data.measurement and order_of(event.entity) > order_of(state.newest_held_out):
+                    state.newest_held_out = event.entity
+                    state.held_out[event.entity] = Group(
+                        task=data.task,
+                        task_digest=data.task_digest,
+                        executions=[event.entity],
+                        members={event.entity: Member()},
+                    )
             case e.GroupMaterialized() | e.GroupDiscarded():
                 state.groups.pop(event.entity, None)
             case _:
                 member = _unsettled(state, event)
                 if member is not None:
                     _evolve_member(state, member, event)
+                if isinstance(event.data, e.ExecutionSettled):
+                    state.held_out.pop(event.entity, None)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
         member = _unsettled(state, event)
         if member is None:
             return
         execution = _execution_of(event)
-        group = state.groups[group_of(execution)]
+        held_out = execution in state.held_out
+        group = state.held_out[execution] if held_out else state.groups[group_of(execution)]
         settled = _settle(member, execution, state.budget_us)
         if settled is None:
-            yield from _request(member, execution, group)
+            yield from _request(member, execution, group, held_out)
             return
         yield Decision(kind="execution.settled", entity=execution, data=settled)
+        if held_out:
+            return
         if all(other.settled is not None for other in group.members.values()):
             yield from _close(state, group_of(execution), group)
 
@@ -99,9 +115,9 @@ def _execution_of(event: Event) -> str:
 
 
 def _unsettled(state: State, event: Event) -> Member | None:
-    """The execution that the event is about, when it is one of an open group and its outcome isn't known yet."""
+    """The execution that the event is about, when its group is open or it is held out, and its outcome isn't known."""
     execution = _execution_of(event)
-    group = state.groups.get(group_of(execution)) if execution else None
+    group = (state.held_out.get(execution) or state.groups.get(group_of(execution))) if execution else None
     member = group.members.get(execution) if group else None
     return member if member is not None and member.settled is None else None
 
@@ -119,7 +135,8 @@ def _evolve_member(state: State, member: Member, event: Event) -> None:
                 member.finished, member.finished_us = data, event.time_us
         case e.ExecutionTreeFrozen() as data:
             if member.tree is None and data.attempt > member.lost:
-                rows = admit(data, execution=event.entity, limit=state.limit, seed=state.seed)
+                limit = 0 if event.entity in state.held_out else state.limit
+                rows = admit(data, execution=event.entity, limit=limit, seed=state.seed)
                 member.tree = Tree(attempt=data.attempt, intact=bool(data.blob), rows=rows)
         case e.EvaluationRequested() as data:
             member.tries, member.failed_us = data.tries, None
@@ -175,7 +192,7 @@ def _started_us(member: Member) -> int:
     return member.finished_us if member.started_us is None else member.started_us
 
 
-def _request(member: Member, execution: str, group: Group) -> Iterator[Decision]:
+def _request(member: Member, execution: str, group: Group, held_out: bool) -> Iterator[Decision]:
     """Asks for the first evaluation, or for the next after one that failed."""
     finished = member.finished
     if finished is None or member.scored is not None or (member.tries and member.failed_us is None):
@@ -191,6 +208,7 @@ def _request(member: Member, execution: str, group: Group) -> Iterator[Decision]
             workspace=finished.workspace,
             workspace_digest=finished.workspace_digest,
             tries=member.tries + 1,
+            held_out=held_out,
         ),
     )
 

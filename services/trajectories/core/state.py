@@ -38,7 +38,7 @@ class Member(msgspec.Struct, kw_only=True):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """An open group: dispatched, neither materialized nor discarded."""
+    """An open group: dispatched, neither materialized nor discarded. A held-out execution stands alone in one."""
 
     task: str
     task_digest: str
@@ -57,3 +57,7 @@ class State(msgspec.Struct, kw_only=True):
     newest: str = ""
     """Group dispatched last: one that isn't newer and isn't open was closed before."""
     groups: dict[str, Group] = {}
+    newest_held_out: str = ""
+    """Held-out execution dispatched last."""
+    held_out: dict[str, Group] = {}
+    """By execution: held-out ones that are not settled."""
