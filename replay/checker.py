@@ -54,9 +54,9 @@ Invariant = Callable[[Log], Iterator[Violation]]
 
 def check(log: Log, *, only: Sequence[str] = ()) -> Report:
     """Look at every invariant, or at those named. Raises ConfigError for a name that none has."""
-    from replay import invariants_data, invariants_flow
+    from replay import invariants_data, invariants_flow, invariants_held_out
 
-    known = invariants_flow.ALL | invariants_data.ALL
+    known = invariants_flow.ALL | invariants_data.ALL | invariants_held_out.ALL
     for name in only:
         if name not in known:
             raise ConfigError(f"no invariant is called {name!r}", remedy=f"choose from {', '.join(known)}")

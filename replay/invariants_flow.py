@@ -45,10 +45,14 @@ def ledger(log: Log) -> Iterator[Violation]:
     dispatched: set[str] = set()
     started: set[str] = set()
     finished: set[str] = set()
+    held_out: set[str] = set()
     for event in log:
         match event.kind:
             case "execution.dispatched":
-                dispatched.add(event.entity)
+                data: e.ExecutionDispatched = event.data
+                (held_out if data.measurement else dispatched).add(event.entity)
+            case _ if event.entity in held_out:
+                continue
             case "execution.started":
                 if event.entity not in dispatched:
                     yield violation("ledger", event, "started and was never dispatched")
@@ -76,6 +80,7 @@ def waterlevel(log: Log) -> Iterator[Violation]:
     opening = 0
     burst = ""
     reasons: dict[str, str] = {}
+    held_out: set[str] = set()
     d = f = 0
     for event in log:
         match event.kind:
@@ -87,10 +92,13 @@ def waterlevel(log: Log) -> Iterator[Violation]:
                 group: e.GroupDispatched = event.data
                 reasons[event.entity] = group.reason
             case "execution.finished":
-                f += 1
+                f += event.entity not in held_out
             case "execution.dispatched":
-                d += 1
                 data: e.ExecutionDispatched = event.data
+                if data.measurement:
+                    held_out.add(event.entity)
+                    continue
+                d += 1
                 reason = reasons.get(data.group, "")
                 if burst and reason != "refill" and event.causation != opening:
                     yield violation(

@@ -24,6 +24,8 @@ SHOWN = (
     "reward_first5",
     "reward_last5",
     "reward_gain",
+    "held_out_first",
+    "held_out_last",
     "harness_errors",
     "reconnects",
     "transitions",

@@ -57,6 +57,7 @@ def doctor(places: Places, config: Config | None = None) -> list[Finding]:
         free_port(port),
         disk(places),
         memory(),
+        *([held_out(config, places)] if config else []),
     ]
 
 
@@ -219,6 +220,33 @@ def ports(config: Config) -> list[Finding]:
     """The ports that the configuration names."""
     named = {"bus.port": config.bus.port, "proxy.port": config.proxy.port}
     return [free_port(port, name) for name, port in named.items() if port]
+
+
+def measurements(config: Config) -> str:
+    """What is measured when, in words."""
+    each = config.eval
+    if not each.every:
+        return "off"
+    at = "" if each.temperature is None else f" at temperature {each.temperature:g}"
+    return f"at the start, every {each.every} steps and at the end, {each.executions} executions{at}"
+
+
+def held_out(config: Config, places: Places) -> Finding:
+    """What a run measures on; tasks that a [[prepare]] makes may be still to come."""
+    if not config.eval.every:
+        return Finding(name="held-out", ok=True, required=False, detail="eval.every = 0: nothing is measured")
+    folder = Path(config.eval.path)
+    folder = folder if folder.is_absolute() else places.cache / folder
+    made = any(each.makes == config.eval.path for each in config.prepare)
+    there = folder.is_dir()
+    state = str(folder) if there else f"{folder} is made when a run begins" if made else f"{folder} is not there"
+    return Finding(
+        name="held-out",
+        ok=there or made,
+        required=True,
+        detail=f"{measurements(config)}; {state}",
+        remedy="set eval.path to a folder of tasks, add a [[prepare]] that makes it, or set eval.every to 0",
+    )
 
 
 def policy_folder(folder: Path) -> Finding:

@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ async def launch(
     config: Config,
     *,
     tasks: list[TaskRef],
+    held_out: Sequence[TaskRef] = (),
     here: Path,
     places: Places,
     view: View,
@@ -104,7 +105,9 @@ async def launch(
     """
     with Stops().listening() as stops:
         async with _bus_server(config, places, view) as (url, server):
-            known = await open_run(config, tasks=tasks, places=places, url=url, new=new, view=view)
+            known = await open_run(
+                config, tasks=tasks, held_out=held_out, places=places, url=url, new=new, view=view
+            )
             run = known or ids.run_id(datetime.now(UTC), secrets.token_hex(2))
             folder = places.run(run)
             before = read_mesh(folder)
@@ -112,7 +115,9 @@ async def launch(
             try:
                 if known is None:
                     publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-                    await begin(config, tasks=tasks, folder=folder, bus=bus, publisher=publisher)
+                    await begin(
+                        config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher
+                    )
                 supervisor = Supervisor(
                     run=run,
                     folder=folder,
@@ -163,7 +168,15 @@ async def _bus_server(config: Config, places: Places, view: View) -> AsyncIterat
         await server.stop_async()
 
 
-async def begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus, publisher: Publisher) -> int:
+async def begin(
+    config: Config,
+    *,
+    tasks: list[TaskRef],
+    held_out: Sequence[TaskRef] = (),
+    folder: Path,
+    bus: Bus,
+    publisher: Publisher,
+) -> int:
     """Folder, secret, streams, and the event that begins the run: all or nothing. Returns that event's sequence."""
     try:
         folder.mkdir(parents=True)
@@ -171,7 +184,9 @@ async def begin(config: Config, *, tasks: list[TaskRef], folder: Path, bus: Bus,
         with os.fdopen(descriptor, "wb") as secret:
             secret.write(secrets.token_bytes(SECRET_BYTES))
         await bus.open_run()
-        started = RunStarted(seed=config.seed, config=config, tasks=tasks, code=code_identity())
+        started = RunStarted(
+            seed=config.seed, config=config, tasks=tasks, held_out=list(held_out), code=code_identity()
+        )
         return await publisher.say("run.started", publisher.run, started, id=f"{publisher.run}.started")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

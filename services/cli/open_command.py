@@ -34,8 +34,8 @@ def open_command(file: Path, overrides: list[str], *, nats: str, state: Path, js
             prepared(config, here=here, places=places, view=view)
         finally:
             view.close()
-        tasks = preflight.inputs(config, places)
-        run, opened = asyncio.run(open_or_find(config, tasks=tasks, places=places, url=url))
+        tasks, held_out = preflight.inputs(config, places)
+        run, opened = asyncio.run(open_or_find(config, tasks=tasks, held_out=held_out, places=places, url=url))
     if json:
         say_json({"run": run, "opened": opened})
     else:

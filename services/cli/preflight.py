@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from schemas.config import Config
+from schemas.errors import ConfigError
 from schemas.units import TaskRef
 from services.cli import checks
 from services.cli.places import Places
@@ -32,10 +33,29 @@ def environment(config: Config, places: Places) -> None:
     checks.require(findings)
 
 
-def inputs(config: Config, places: Places) -> list[TaskRef]:
-    """Policy and tasks as they lie there now; returns the tasks. Raises TaskError or EnvironmentMissing."""
+def inputs(config: Config, places: Places) -> tuple[list[TaskRef], list[TaskRef]]:
+    """Policy and tasks as they lie there now; returns the training tasks and the held-out ones.
+
+    Raises TaskError, EnvironmentMissing, or ConfigError where a task is in both sets."""
     checks.require([checks.policy_folder(_path(config.policy.path, places))])
-    return task_refs(list_tasks(_path(config.tasks.path, places)))
+    tasks = task_refs(list_tasks(_path(config.tasks.path, places)))
+    return tasks, _held_out(config, places, tasks)
+
+
+def _held_out(config: Config, places: Places, tasks: list[TaskRef]) -> list[TaskRef]:
+    if not config.eval.every:
+        return []
+    folder = _path(config.eval.path, places)
+    held_out = task_refs(list_tasks(folder, key="eval.path"))
+    trained = {task.digest: task.name for task in tasks}
+    shared = [f"{task.name} is {trained[task.digest]}" for task in held_out if task.digest in trained]
+    if shared:
+        raise ConfigError(
+            f"{len(shared)} of {len(held_out)} held-out tasks are training tasks: {', '.join(shared[:3])}",
+            where=f"eval.path = {folder}",
+            remedy="hold out tasks that are not in tasks.path",
+        )
+    return held_out
 
 
 def code_identity() -> str:

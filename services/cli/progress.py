@@ -38,6 +38,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Since the step before, or since the run began."""
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One held-out measurement as it was closed."""
+
+    version: int
+    mean: float | None
+    """None when every outcome was excluded."""
+    std: float | None
+    averaged: int
+    excluded: int
+
+
 class CellView(msgspec.Struct, kw_only=True):
     """One cell as the log shows it."""
 
@@ -70,11 +81,16 @@ class Progress(msgspec.Struct, kw_only=True):
     d: int = 0
     p: int = 0
     f: int = 0
-    """Executions dispatched, started, finished."""
+    """Executions dispatched, started, finished; held-out ones are in none of them."""
     open: dict[str, str] = {}
     """Executions dispatched and not finished: the cell that serves each, empty while queued."""
     running: set[str] = set()
     cells: dict[str, CellView] = {}
+    measured: list[Measured] = []
+    measuring: int = -1
+    """Version that is being measured; -1 when none is."""
+    held_out: set[str] = set()
+    """Executions of that measurement which are not settled."""
     steps: list[Step] = []
     batch_open: bool = False
     burst: int = 0
@@ -144,6 +160,11 @@ class Progress(msgspec.Struct, kw_only=True):
         chosen = self.steps[:width] if first else self.steps[-width:]
         return sum(step.reward for step in chosen) / len(chosen) if chosen else None
 
+    def measured_reward(self, first: bool) -> float | None:
+        """Held-out reward of the first or the last measurement that has one."""
+        means = [each.mean for each in self.measured if each.mean is not None]
+        return (means[0] if first else means[-1]) if means else None
+
     def apply(self, event: Event) -> None:
         if event.kind == "run.continued":
             self.down_us += max(0, event.time_us - self.now_us)
@@ -165,9 +186,11 @@ def _run_finished(self: Progress, event: Event) -> None:
 
 
 def _dispatched(self: Progress, event: Event) -> None:
+    data: e.ExecutionDispatched = event.data
     if event.entity not in self.open:
-        self.d += 1
         self.open[event.entity] = ""
+        if not data.measurement:
+            self.d += 1
 
 
 def _placed(self: Progress, event: Event) -> None:
@@ -194,7 +217,7 @@ def _move(self: Progress, execution: str, cell: str) -> None:
 def _started(self: Progress, event: Event) -> None:
     if event.entity in self.open and event.entity not in self.running:
         self.running.add(event.entity)
-        self.p += 1
+        self.p += event.entity not in self.held_out
 
 
 def _finished(self: Progress, event: Event) -> None:
@@ -203,14 +226,39 @@ def _finished(self: Progress, event: Event) -> None:
     data: e.ExecutionFinished = event.data
     _move(self, event.entity, "")
     del self.open[event.entity]
+    trains = event.entity not in self.held_out
     if event.entity in self.running:
         self.running.discard(event.entity)
     else:
-        self.p += 1
-    self.f += 1
+        self.p += trains
+    self.f += trains
     self.harness_calls += data.counters.calls
     self.harness_errors += data.counters.harness_errors
     self.reconnects += data.counters.reconnects
+
+
+def _settled(self: Progress, event: Event) -> None:
+    self.held_out.discard(event.entity)
+
+
+def _measurement_opened(self: Progress, event: Event) -> None:
+    data: e.MeasurementOpened = event.data
+    self.measuring = data.version
+    self.held_out.update(data.executions)
+
+
+def _measurement_closed(self: Progress, event: Event) -> None:
+    data: e.MeasurementClosed = event.data
+    self.measuring = -1
+    self.measured.append(
+        Measured(
+            version=data.version,
+            mean=data.mean,
+            std=data.std,
+            averaged=data.valid + data.placeholder,
+            excluded=data.excluded,
+        )
+    )
 
 
 def _tree_frozen(self: Progress, event: Event) -> None:
@@ -334,7 +382,10 @@ _CHANGES: dict[str, Callable[[Progress, Any], None]] = {
     "execution.placed": _placed,
     "execution.started": _started,
     "execution.finished": _finished,
+    "execution.settled": _settled,
     "execution.tree-frozen": _tree_frozen,
+    "measurement.opened": _measurement_opened,
+    "measurement.closed": _measurement_closed,
     "route.moved": _route_moved,
     "group.ready": _group_ready,
     "group.discarded": _group_discarded,

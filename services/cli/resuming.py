@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +41,14 @@ _ABSENT = "absent"
 
 
 async def open_run(
-    config: Config, *, tasks: list[TaskRef], places: Places, url: str, new: bool, view: View
+    config: Config,
+    *,
+    tasks: list[TaskRef],
+    held_out: Sequence[TaskRef] = (),
+    places: Places,
+    url: str,
+    new: bool,
+    view: View,
 ) -> str | None:
     """The run to go on with, ready for its services; None when another is to begin.
 
@@ -62,7 +69,7 @@ async def open_run(
             await _abandon(bus, run)
             view.note(f"run {run} is over; another begins")
             return None
-        _check_same(run, started, config, tasks)
+        _check_same(run, started, config, tasks, held_out)
         mesh = read_mesh(places.run(run))
         assert mesh is not None
         await _ended(mesh)
@@ -92,15 +99,18 @@ def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, An
         yield path, before, now
 
 
-def _check_same(run: str, started: RunStarted, config: Config, tasks: list[TaskRef]) -> None:
+def _check_same(
+    run: str, started: RunStarted, config: Config, tasks: Sequence[TaskRef], held_out: Sequence[TaskRef]
+) -> None:
     remedy = f"put it back to go on with {run}, or start another run with --new"
     before, now = msgspec.to_builtins(started.config), msgspec.to_builtins(config)
     for key, was, is_ in differences(before, now):
         raise ConfigError(f"run {run} is not finished, and it has {was!r}; now it is {is_!r}", where=key, remedy=remedy)
-    digests = {task.name: task.digest for task in started.tasks}
-    for name, was, is_ in differences(digests, {task.name: task.digest for task in tasks}):
-        what = "is new" if was == _ABSENT else "is gone" if is_ == _ABSENT else "has changed"
-        raise ConfigError(f"run {run} is not finished, and task {name} {what}", where="tasks", remedy=remedy)
+    for section, old, new in (("tasks", started.tasks, tasks), ("eval", started.held_out, held_out)):
+        digests = {task.name: task.digest for task in old}
+        for name, was, is_ in differences(digests, {task.name: task.digest for task in new}):
+            what = "is new" if was == _ABSENT else "is gone" if is_ == _ABSENT else "has changed"
+            raise ConfigError(f"run {run} is not finished, and task {name} {what}", where=section, remedy=remedy)
 
 
 async def _abandon(bus: Bus, run: str) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from schemas.config import Config, load
-from services.cli import preflight, prepare
+from services.cli import checks, preflight, prepare
 from services.cli.chaos import processes
 from services.cli.chaos_plan import Kill, plan
 from services.cli.figures import Summary
@@ -39,8 +39,17 @@ def train(
         view = open_view(quiet=quiet, json=json)
         try:
             prepared(config, here=here, places=places, view=view)
-            tasks = preflight.inputs(config, places)
-            running = launch(config, tasks=tasks, here=here, places=places, view=view, chaos_seed=chaos, new=new)
+            tasks, held_out = preflight.inputs(config, places)
+            running = launch(
+                config,
+                tasks=tasks,
+                held_out=held_out,
+                here=here,
+                places=places,
+                view=view,
+                chaos_seed=chaos,
+                new=new,
+            )
             summary, signum = asyncio.run(running)
         finally:
             view.close()
@@ -94,6 +103,7 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int
         return 0
     s = config.scheduler
     say(f"{config.name}: {config.steps} steps, N = {s.N}, B = {s.B}, mu = {s.mu}, phi = {s.phi:g}")
+    say(f"held-out measurements: {checks.measurements(config)}")
     say(f"state folder {places.root}")
     for step in steps:
         say(f"prepare {step.makes}: {'in the cache' if step.ready else ' '.join(step.command)}")

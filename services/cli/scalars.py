@@ -1,5 +1,7 @@
 """A run's curves: a pure projection of its log, one point a curve at every training step.
 
+Held-out curves have a point at every version that was measured.
+
 What a curve means is in `CURVES`. Points of a step come when it is made; its staleness when its groups are consumed.
 """
 
@@ -18,6 +20,8 @@ CURVES = {
     "train/loss": "loss of the batch",
     "train/grad_norm": "norm of the gradient before clipping",
     "train/masked_share": "executions whose clip mask was zero, of all in the batch",
+    "held_out/reward": "mean reward on the held-out tasks, by the version that was measured",
+    "held_out/excluded": "executions of that measurement that are not in the mean",
     "logprob_gap/mean": "engine against trainer log-probabilities at equal version, absolute",
     "logprob_gap/max": "the largest such difference",
     "staleness/mean": "versions between dispatch and training, over the batch's groups",
@@ -58,6 +62,8 @@ class Scalars:
             self._steps[event.entity], self._groups[event.entity] = data.step, data.groups
         elif isinstance(data, e.BatchStepped) and len(self.progress.steps) > before:
             values = list(self._step(data))
+        elif isinstance(data, e.MeasurementClosed):
+            values = list(self._measured(data))
         elif isinstance(data, e.GroupConsumed):
             values = list(self._consumed(data))
         return [Point(curve=curve, step=at, value=value, time_s=event.time_us / 1e6) for curve, at, value in values]
@@ -81,6 +87,11 @@ class Scalars:
         yield "speed/sampled_tokens_per_s", step.step, progress.tokens_per_s
         for name, cell in sorted(progress.cells.items()):
             yield f"cells/{name}", step.step, float(cell.role == "train")
+
+    def _measured(self, data: e.MeasurementClosed) -> Iterator[tuple[str, int, float]]:
+        if data.mean is not None:
+            yield "held_out/reward", data.version, data.mean
+        yield "held_out/excluded", data.version, data.excluded
 
     def _consumed(self, data: e.GroupConsumed) -> Iterator[tuple[str, int, float]]:
         ages = self._staleness.setdefault(data.batch, [])

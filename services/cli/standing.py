@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def _supervised(folder: Path) -> bool:
     return mesh is None or mesh.supervisor != 0
 
 
-async def open_or_find(config: Config, *, tasks: list[TaskRef], places: Places, url: str) -> tuple[str, bool]:
+async def open_or_find(
+    config: Config, *, tasks: list[TaskRef], held_out: Sequence[TaskRef] = (), places: Places, url: str
+) -> tuple[str, bool]:
     """The open run's id, and whether it was opened just now. The caller holds the state folder."""
     found = newest(places)
     if found is not None and not await is_over(found, url):
@@ -53,7 +56,8 @@ async def open_or_find(config: Config, *, tasks: list[TaskRef], places: Places, 
     bus = await connect(url, run, name=f"gyre/{run}/operator")
     try:
         publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-        await begin(config, tasks=tasks, folder=places.run(run), bus=bus, publisher=publisher)
+        folder = places.run(run)
+        await begin(config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher)
     finally:
         await bus.close()
     mesh = Mesh(run=run, supervisor=0, supervisor_created=0.0, nats=url)

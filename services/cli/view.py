@@ -6,7 +6,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Protocol
 
-from services.cli.progress import CellView, Progress, Step
+from services.cli.progress import CellView, Measured, Progress, Step
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -55,7 +55,7 @@ class PlainView:
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
-        self._shown = 0
+        self._shown = self._measured = 0
         self._named = False
         self._busy_at = time.monotonic()
 
@@ -66,6 +66,9 @@ class PlainView:
         for step in progress.steps[self._shown :]:
             self._say(step_line(step, progress))
         self._shown = len(progress.steps)
+        for measured in progress.measured[self._measured :]:
+            self._say(measured_line(measured))
+        self._measured = len(progress.measured)
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -150,6 +153,8 @@ def panel_rows(progress: Progress) -> list[tuple[str, str]]:
     if progress.steps:
         rewards = [step.reward for step in progress.steps]
         rows.append(("reward", f"{rewards[-1]:.3f}  {sparkline(rewards, low=0.0, high=1.0)}"))
+    if progress.measured or progress.measuring >= 0:
+        rows.append(("held-out", held_out_text(progress)))
     level, room = progress.waterlevel, progress.capacity
     running = len(progress.running)
     rows.append(("waterlevel", f"w = {level}  capacity {room}  {bar(level, max(level, room, 1))}  running {running}"))
@@ -174,6 +179,26 @@ def cell_text(name: str, cell: CellView, progress: Progress) -> str:
     load = f"  {cell.load}/{cell.capacity} {bar(cell.load, cell.capacity, 16)}" if cell.serves else ""
     core = " (core)" if cell.index == 0 else ""
     return f"{role}{core}  v{cell.version}{load}"
+
+
+def held_out_text(progress: Progress) -> str:
+    """The measurements so far, and how far the open one is."""
+    parts = []
+    means = [(each.mean, each.version) for each in progress.measured if each.mean is not None]
+    if means:
+        mean, version = means[-1]
+        parts.append(f"{mean:.3f} at v{version}  {sparkline([mean for mean, _ in means], low=0.0, high=1.0)}")
+    if progress.measuring >= 0:
+        parts.append(f"measuring v{progress.measuring}, {len(progress.held_out)} left")
+    return "  ".join(parts) or "-"
+
+
+def measured_line(measured: Measured) -> str:
+    """One held-out measurement as one line."""
+    excluded = f", {measured.excluded} excluded" if measured.excluded else ""
+    if measured.mean is None or measured.std is None:
+        return f"held-out v{measured.version}  no reward{excluded}"
+    return f"held-out v{measured.version}  reward {measured.mean:.3f} +- {measured.std:.3f} ({measured.averaged}{excluded})"
 
 
 def step_line(step: Step, progress: Progress) -> str:

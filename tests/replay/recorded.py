@@ -19,7 +19,7 @@ from tests.scheduler.world import RUN, World, small_config
 
 def recorded(*, seed: int = 0, lose: float = 0.0, **overrides: Any) -> list[Event]:
     """A whole run of the scheduler in its world: each input, and after it the decisions taken on it."""
-    world = World(small_config(**overrides), seed=seed, lose=lose)
+    world = World(small_config(eval__path="held-out", **overrides), seed=seed, lose=lose)
     world.run()
     events: list[Event] = []
     for each in world.log:

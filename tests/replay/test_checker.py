@@ -61,7 +61,7 @@ def test_staleness_off_its_expectation() -> None:
 
 def test_every_invariant_has_a_meaning() -> None:
     report = check(EVENTS)
-    assert len(report.checked) == len({each.invariant for each in report.checked}) == 15
+    assert len(report.checked) == len({each.invariant for each in report.checked}) == 17
     assert all(each.meaning.endswith(".") for each in report.checked)
 
 
@@ -345,3 +345,57 @@ def test_no_engine_serves_what_is_not_durable() -> None:
     assert violated(wrong, "durable_before_published") == ["version 2 is not durable"]
     assert violated(list(reversed(wrong)), "durable_before_published") == []
     assert "no weights" in of(check(EVENTS[:1], only=["durable_before_published"]), "durable_before_published")[1]
+
+
+# --- held-out measurements
+
+HELD_OUT = ["held_out_measured", "held_out_apart"]
+MEASURED = recorded(seed=3, eval__every=2, eval__executions=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_that_measure_keep_all_invariants(seed: int) -> None:
+    log = recorded(seed=seed, lose=0.1 * (seed % 2), eval__every=2, eval__executions=8, cells__trainable=1 + seed % 3)
+    report = check(log, only=[*FLOW, *HELD_OUT])
+    assert report.violations == []
+    assert all(not each.skipped for each in report.checked)
+
+
+def test_nothing_was_measured() -> None:
+    report = check(EVENTS, only=HELD_OUT)
+    assert report.ok and all(each.skipped for each in report.checked)
+
+
+def test_a_measurement_that_is_not_what_its_executions_say() -> None:
+    closed = first(MEASURED, "measurement.closed")
+    assert "mean 9.0" in violated(altered(MEASURED, closed.seq, mean=9.0), "held_out_measured")[0]
+    assert "its counts" in violated(altered(MEASURED, closed.seq, valid=9), "held_out_measured")[0]
+    never = [each for each in MEASURED if each is not closed]
+    assert violated(never, "held_out_measured") == [f"{closed.entity} was open when the run was finished"]
+    twice = [*MEASURED, msgspec.structs.replace(closed, seq=len(MEASURED) + 1)]
+    assert violated(twice, "held_out_measured") == ["closed and not open"]
+    execution = first(MEASURED, "measurement.opened").data.executions[0]
+    unsettled = [each for each in MEASURED if (each.kind, each.entity) != ("execution.settled", execution)]
+    assert violated(unsettled, "held_out_measured")[0] == "1 executions are not settled"
+    dispatched = next(each for each in MEASURED if (each.kind, each.entity) == ("execution.dispatched", execution))
+    assert violated(altered(MEASURED, dispatched.seq, task="task-0"), "held_out_measured") == ["task-0 is not a held-out task"]
+    gone = [each for each in MEASURED if each is not dispatched]
+    assert "its executions are not those that were dispatched for it" in violated(gone, "held_out_measured")
+
+
+def test_a_held_out_execution_where_training_is() -> None:
+    execution = first(MEASURED, "measurement.opened").data.executions[0]
+    ready = first(MEASURED, "group.ready")
+    [reward] = ready.data.rewards
+    wrong = altered(MEASURED, ready.seq, rewards=[msgspec.structs.replace(reward, execution=execution)])
+    assert violated(wrong, "held_out_apart") == [f"holds {execution}, which is held out"]
+    packed = e.MicroStepEnqueued(
+        batch="b-000001", index=0, blob="", tokens=1, rows=[RowRef(execution=execution, draw=0, tokens=1, targets=1)]
+    )
+    assert violated([*MEASURED, event(10**6, "micro-step.enqueued", "m-000001.009", packed)], "held_out_apart") == [
+        f"holds {execution}, which is held out"
+    ]
+    decided = first(MEASURED, "cell.role-transition")
+    level = msgspec.structs.replace(decided.data.reason[0], left=decided.data.reason[0].left + 3)
+    found = violated(altered(MEASURED, decided.seq, reason=[level, *decided.data.reason[1:]]), "held_out_apart")
+    assert len(found) == 1 and found[0].startswith("w = ")
