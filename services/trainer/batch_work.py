@@ -8,10 +8,6 @@ after a failure each still has its own gradient, until LOG says that the batch w
 from __future__ import annotations
 
 import math
-import shutil
-import time
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas import events as e
@@ -42,13 +38,13 @@ class BatchWork:
         self._batch = ""
         """Whose gradients the cell has."""
         self._began = 0.0
-        """When the batch in hand was first worked on; monotonic seconds."""
+        """When the batch in hand was first worked on; seconds of the loop."""
 
     async def begin(self, batch: OpenBatch) -> None:
         """Opens the batch in the cell, if it isn't open there."""
         if self._cell.phase == "idle":
             await self._process.in_thread(self._cell.begin_batch)
-            self._batch, self._began = batch.id, time.monotonic()
+            self._batch, self._began = batch.id, self._process.now()
 
     async def finish(self) -> None:
         """Drops what a satellite kept of a batch that LOG says was stepped."""
@@ -98,7 +94,7 @@ class BatchWork:
         if self.reduced is not None and self._group.joined and cell.version + 1 == process.view.stepped:
             self.reduced = None
             try:
-                await process.in_thread(partial(self._receive, process.view.stepped))
+                await self._receive(process.view.stepped)
             except TrainerError as error:
                 process.context.log.warning("no broadcast", error=str(error))
         elif process.view.joinable:
@@ -140,15 +136,17 @@ class BatchWork:
 
     async def _send_weights(self) -> None:
         try:
-            await self._process.in_thread(lambda: self._group.broadcast(self._cell.flat_weights()))
+            flat = await self._process.in_thread(self._cell.flat_weights)
+            await self._process.in_thread(lambda: self._group.broadcast(flat))
         except TrainerError as error:
             # Whoever missed them pulls the exposure that follows.
             self._process.context.log.warning("weights were not sent", error=str(error))
 
-    def _receive(self, version: int) -> None:
-        flat = self._cell.flat_weights()
-        self._group.broadcast(flat)
-        self._cell.load_flat(flat, version=version)
+    async def _receive(self, version: int) -> None:
+        in_thread = self._process.in_thread
+        flat = await in_thread(self._cell.flat_weights)
+        await in_thread(lambda: self._group.broadcast(flat))
+        await in_thread(lambda: self._cell.load_flat(flat, version=version))
 
     async def _save(self, batch: OpenBatch, result: StepResult) -> None:
         process, context = self._process, self._process.context
@@ -188,7 +186,7 @@ class BatchWork:
                 max_abs=max((each.gap.max_abs for each in done), default=0.0),
                 count=sum(each.gap.count for each in done),
             ),
-            seconds=time.monotonic() - self._began,
+            seconds=self._process.now() - self._began,
         )
 
     def _drop_old_checkpoints(self) -> None:
@@ -197,6 +195,4 @@ class BatchWork:
             # A core that starts again exposes the published version from its checkpoint.
             if version == view.exposed:
                 continue
-            path = context.folder / checkpoints[version]
-            if Path(path).exists():
-                shutil.rmtree(path)
+            self._cell.discard(context.folder / checkpoints[version])

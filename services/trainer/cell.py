@@ -18,6 +18,7 @@ All synchronous, for one thread. In a cell of several ranks every rank makes the
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -222,6 +223,11 @@ class Cell:
         manifest = load_state(self._model, folder)
         self.version = manifest.version
         return manifest
+
+    def discard(self, folder: str | Path) -> None:
+        """Removes what `save` wrote, if it is still there."""
+        if Path(folder).exists():
+            shutil.rmtree(folder)
 
     def save_policy(self, folder: str | Path) -> None:
         """Writes the policy as a Hugging Face style checkpoint (`config.json`, `model.safetensors`)."""

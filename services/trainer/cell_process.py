@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from schemas.units import Value
 from services.mesh.service import Context
@@ -18,14 +18,37 @@ from services.trainer.batch_view import BatchView
 T = TypeVar("T")
 
 
+class Worker(Protocol):
+    """Where what blocks is done, one thing at a time; `TorchThread` here, no thread at all in a simulation."""
+
+    async def __call__(self, act: Callable[[], Any]) -> Any:
+        """What `act` returns."""
+
+    def close(self) -> None:
+        """Returns when nothing runs any more."""
+
+
+class TorchThread:
+    """Implements `Worker`."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
+
+    async def __call__(self, act: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+
 class CellProcess:
     """`read_past()` once, then `follow()` for as long as the process lives; `changed` is set by every event."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, worker: Worker | None = None) -> None:
         self.context = context
+        self._worker = worker or TorchThread()
         self.view = BatchView(cell=context.cell, shared=context.config.cells.trainable > 1)
         self.changed = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._folded = 0
         """Sequence up to which `view` holds LOG."""
 
@@ -69,8 +92,13 @@ class CellProcess:
         return seq
 
     async def in_thread(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+        done: T = await self._worker(act)
+        return done
+
+    def now(self) -> float:
+        """Seconds of the loop's clock, which a simulation moves."""
+        return asyncio.get_running_loop().time()
 
     def close(self) -> None:
         """Waits for what runs in the thread."""
-        self._thread.shutdown(wait=True)
+        self._worker.close()

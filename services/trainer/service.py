@@ -8,7 +8,6 @@ is released by the next one before anything else; the version that engines serve
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +20,7 @@ from schemas.units import CellRole, GapStats
 from services.mesh.service import Context, announce
 from services.trainer.batch_view import CORE, BatchView, OpenBatch
 from services.trainer.batch_work import BatchWork
-from services.trainer.cell_process import CellProcess
+from services.trainer.cell_process import CellProcess, Worker
 from services.trainer.weights_exchange import WeightsExchange
 
 if TYPE_CHECKING:
@@ -31,8 +30,28 @@ if TYPE_CHECKING:
     from services.trainer.weights_exchange import Flat, Purpose
 
 
-async def serve(context: Context) -> None:
-    trainer = CellTrainer(context, build=build_cell)
+Build = Callable[[Context], "Cell"]
+OpenGroup = Callable[[bool], "PrefixGroup"]
+"""Whether this process lends the store on which groups meet; to its end of them."""
+OpenExchange = Callable[[str], WeightsExchange]
+
+
+async def serve(
+    context: Context,
+    *,
+    build: Build | None = None,
+    open_group: OpenGroup | None = None,
+    open_exchange: OpenExchange = WeightsExchange,
+    worker: Worker | None = None,
+) -> None:
+    """Runs until cancelled. A `worker` may also wait for what the parts of a simulation return."""
+    trainer = CellTrainer(
+        context,
+        build=build or build_cell,
+        open_group=open_group or open_prefix_group,
+        open_exchange=open_exchange,
+        worker=worker,
+    )
     try:
         await trainer.run()
     finally:
@@ -62,12 +81,28 @@ def build_cell(context: Context) -> Cell:
     )
 
 
+def open_prefix_group(host: bool) -> PrefixGroup:
+    """This process's end; `host` in the core, whose process lends the store."""
+    from services.trainer.prefix_group import PrefixGroup
+
+    return PrefixGroup(host=host)
+
+
 class CellTrainer:
     """The view is what LOG says, the cell what the hardware holds; `_work` makes the second follow the first."""
 
-    def __init__(self, context: Context, *, build: Callable[[Context], Cell]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        build: Build,
+        open_group: OpenGroup = open_prefix_group,
+        open_exchange: OpenExchange = WeightsExchange,
+        worker: Worker | None = None,
+    ) -> None:
         self._context, self._build = context, build
-        self._process = CellProcess(context)
+        self._open_group, self._open_exchange = open_group, open_exchange
+        self._process = CellProcess(context, worker)
         self._core = context.cell == CORE
         self._cell: Cell | None = None
         self._group: PrefixGroup | None = None
@@ -91,8 +126,8 @@ class CellTrainer:
         context.health.ready = lambda: "" if self._cell else "building the model"
         context.health.gauge("gyre_training_version", "Version in the training cell", lambda: self.view.stepped)
         self._cell = await process.in_thread(self._start_cell)
-        self._group = await process.in_thread(self._open_group)
-        self._exchange = await process.in_thread(lambda: WeightsExchange(context.config.rollout.transport))
+        self._group = await process.in_thread(lambda: self._open_group(self._core and self.view.shared))
+        self._exchange = await process.in_thread(lambda: self._open_exchange(context.config.rollout.transport))
         context.log.info("weights travel", kind=self._exchange.kind, reason=self._exchange.reason)
         await announce(context)
         follow = asyncio.create_task(process.follow())
@@ -122,10 +157,10 @@ class CellTrainer:
             if turn == "acquire":
                 await self._acquire(work)
             elif turn == "release":
-                start = time.monotonic()
+                start = self._process.now()
                 await work.part()
                 await process.in_thread(cell.release)
-                await self._say_phase("released", "rollout", time.monotonic() - start)
+                await self._say_phase("released", "rollout", self._process.now() - start)
             elif turn == "reissue":
                 await self._reissue()
             elif turn == "expose":
@@ -168,11 +203,6 @@ class CellTrainer:
             )
         cell.load(self._context.folder / path)
 
-    def _open_group(self) -> PrefixGroup:
-        from services.trainer.prefix_group import PrefixGroup
-
-        return PrefixGroup(host=self._core and self.view.shared)
-
     async def _resume(self, began: int) -> None:
         """After a restart: gradients of the open batch are gone with the process. `began` is where its history ends."""
         context, process = self._context, self._process
@@ -194,13 +224,13 @@ class CellTrainer:
 
     async def _acquire(self, work: BatchWork) -> None:
         """Training memory and, in a satellite, the weights of the batch that is open or will be next."""
-        start = time.monotonic()
+        start = self._process.now()
         await self._process.in_thread(self.cell.acquire)
         if not self._core:
             await work.pull()
             if self.cell.version != self.view.stepped:
                 return
-        await self._say_phase("acquired", "train", time.monotonic() - start)
+        await self._say_phase("acquired", "train", self._process.now() - start)
 
     async def _say_phase(self, phase: Literal["acquired", "released"], target: CellRole, seconds: float) -> None:
         decision, seq = self.view.cause
@@ -241,7 +271,7 @@ class CellTrainer:
             return
         await work.begin(batch)
         micro_step = decode_micro_step(await context.bus.get_blob(free.blob))
-        start = time.monotonic()
+        start = process.now()
         stats = await process.in_thread(lambda: cell.micro_step(micro_step))
         done = e.MicroStepDone(
             batch=batch.id,
@@ -252,7 +282,7 @@ class CellTrainer:
             executions=len(stats.masked),
             masked=sum(stats.masked),
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
-            seconds=time.monotonic() - start,
+            seconds=process.now() - start,
         )
         await process.say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
 
