@@ -395,7 +395,9 @@ class MeasurementClosed(Value, frozen=True, kw_only=True):
     placeholder: int
     excluded: int
     steps: int
-    """Training steps that had been made when it opened."""
+    """Training steps since the measurement before."""
+    late: int = 0
+    """Executions that ended after an engine had a newer version: some of their calls may have been answered by it."""
 
 
 # burst, timer, checkpoint, service

@@ -47,6 +47,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     std: float | None
     averaged: int
     excluded: int
+    late: int
 
 
 class CellView(msgspec.Struct, kw_only=True):
@@ -257,6 +258,7 @@ def _measurement_closed(self: Progress, event: Event) -> None:
             std=data.std,
             averaged=data.valid + data.placeholder,
             excluded=data.excluded,
+            late=data.late,
         )
     )
 

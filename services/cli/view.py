@@ -195,10 +195,11 @@ def held_out_text(progress: Progress) -> str:
 
 def measured_line(measured: Measured) -> str:
     """One held-out measurement as one line."""
-    excluded = f", {measured.excluded} excluded" if measured.excluded else ""
+    notes = f", {measured.excluded} excluded" if measured.excluded else ""
+    notes += f", {measured.late} late" if measured.late else ""
     if measured.mean is None or measured.std is None:
-        return f"held-out v{measured.version}  no reward{excluded}"
-    return f"held-out v{measured.version}  reward {measured.mean:.3f} +- {measured.std:.3f} ({measured.averaged}{excluded})"
+        return f"held-out v{measured.version}  no reward{notes}"
+    return f"held-out v{measured.version}  reward {measured.mean:.3f} +- {measured.std:.3f} ({measured.averaged}{notes})"
 
 
 def step_line(step: Step, progress: Progress) -> str:

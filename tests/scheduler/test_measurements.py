@@ -131,3 +131,22 @@ def test_nothing_is_measured_without_being_asked_for() -> None:
     world.run()
     assert of(world, "measurement.opened") == []
     assert not any(each.data.measurement for each in of(world, "execution.dispatched"))
+
+
+def test_an_execution_that_ends_after_a_publication_is_late() -> None:
+    world = measuring(executions=2, scheduler__phi=0.0)
+    world.start()
+    advance(world, "execution.placed")
+    while any(each.status != "running" for name, each in world.state.executions.items() if name.startswith("e-h")):
+        assert world.step()
+    held_back = [each for each in world.pending if each[2] == "e-h000000.01"]
+    world.pending = [each for each in world.pending if each not in held_back]
+    advance(world, "burst.ended")
+    assert world.state.measurement.version == 0 and len(of(world, "measurement.opened")) == 1, "one at a time"
+    world.pending += held_back
+    advance(world, "measurement.closed")
+    assert of(world, "measurement.closed")[0].data.late == 1
+    while world.step():
+        pass
+    assert world.finished
+    assert [each.data.late for each in of(world, "measurement.closed")][1:].count(0) >= 1

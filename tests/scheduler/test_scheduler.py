@@ -162,7 +162,7 @@ def test_satellites_join_batches_in_flight_and_all_return() -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_decider_is_deterministic_and_survives_a_snapshot(seed: int) -> None:
-    world = World(small_config(), seed=seed, fail_groups=0.1)
+    world = World(small_config(eval__path="held-out", eval__every=2), seed=seed, fail_groups=0.1, lose=0.05)
     world.run()
     again: Driver[State] = Driver(Scheduler())
     for index, event in enumerate(world.log):

@@ -162,6 +162,8 @@ def _execution_finished(state: State, event: Event) -> None:
         return
     # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
     counts = not execution.measurement
+    if execution.measurement:
+        measurements.finished(state)
     if execution.status == "queued":
         _dequeue(state, event.entity)
         state.p += counts

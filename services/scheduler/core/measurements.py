@@ -44,6 +44,12 @@ def dispatched(state: State, event: Event) -> None:
     state.executions[event.entity] = Execution(group="", measurement=data.measurement)
 
 
+def finished(state: State) -> None:
+    """A held-out execution finished."""
+    assert state.measurement is not None
+    state.measurement.late += any(cell.version > state.measurement.version for cell in state.cells.values())
+
+
 def settled(state: State, event: Event) -> None:
     data: e.ExecutionSettled = event.data
     measurement = state.measurement
@@ -88,6 +94,7 @@ def close(state: State) -> Decisions:
             placeholder=found.outcomes.get("placeholder", 0),
             excluded=found.outcomes.get("excluded", 0),
             steps=found.steps,
+            late=found.late,
         ),
     )
 

@@ -43,6 +43,8 @@ class Measurement(msgspec.Struct, kw_only=True):
     outcomes: dict[str, int] = {}
     rewards: list[float] = []
     """Of those that are not excluded."""
+    late: int = 0
+    """Executions that ended after an engine had a newer version."""
 
 
 class Group(msgspec.Struct, kw_only=True):
