@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from schemas import streams
 from schemas.errors import Conflict, EnvironmentMissing
@@ -17,29 +19,38 @@ from schemas.events import EvaluationClaimed, EvaluationFailed, EvaluationScored
 from schemas.units import TaskRef
 from services.evaluator.book import Book, Request, due_us
 from services.evaluator.evaluation import Evaluation, folder_of
+from services.evaluator.folder import EvaluationFolder, Folders
 from services.evaluator.refusal import Refusal
 from services.mesh import process_group, process_table
 from services.mesh.clock import MICROSECONDS
-from services.mesh.guard import Guard
+from services.mesh.guard import Guard, Keeper
 from services.mesh.process_group import Launch
+from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
 
 
-async def serve(context: Context, *, launch: Launch = process_group.launch) -> None:
+async def serve(
+    context: Context,
+    *,
+    launch: Launch = process_group.launch,
+    guard: Callable[[], AbstractContextManager[Keeper]] = Guard,
+    folders: Folders = EvaluationFolder,
+    processes: Processes = process_table,
+) -> None:
     """Runs until cancelled; tests that run then are ended, and run again at the next start."""
     if shutil.which("bash") is None:
         raise EnvironmentMissing("there is no bash", where=context.instance, remedy="install bash: tests run under it")
     reading = ["reading the log"]
     context.health.ready = lambda: reading[0]
-    with Guard() as guard:
-        evaluator = Evaluator(context, launch, guard)
+    with guard() as keeper:
+        evaluator = Evaluator(context, launch, keeper, folders)
         context.health.gauge("gyre_evaluations_running", "Evaluations that run", lambda: evaluator.running)
         context.health.gauge("gyre_evaluations_waiting", "Requests that nobody claimed", lambda: len(evaluator.book))
         past, after = await context.history()
         for event in past:
             evaluator.book.apply(event)
-        for home in await asyncio.to_thread(process_table.homes, str(folder_of(context))):
-            await asyncio.to_thread(process_table.kill, 0, 0, home)
+        for home in sorted(await asyncio.to_thread(processes.homes, str(folder_of(context)))):
+            await asyncio.to_thread(processes.kill, 0, 0, home)
         await announce(context)
         reading[0] = ""
         try:
@@ -50,10 +61,10 @@ async def serve(context: Context, *, launch: Launch = process_group.launch) -> N
 
 
 class Evaluator:
-    def __init__(self, context: Context, launch: Launch, guard: Guard) -> None:
+    def __init__(self, context: Context, launch: Launch, guard: Keeper, folders: Folders) -> None:
         self.book = Book(context.instance)
         self.running = 0
-        self._context, self._launch, self._guard = context, launch, guard
+        self._context, self._launch, self._guard, self._folders = context, launch, guard, folders
         self._tasks = {(False, task.name): task for task in context.started.tasks}
         self._tasks |= {(True, task.name): task for task in context.started.held_out}
         self._undone: list[Request] = []
@@ -117,7 +128,10 @@ class Evaluator:
         task = self._tasks.get((data.held_out, data.task), TaskRef(name=data.task, digest=""))
         name = f"{request.evaluation}.{data.tries}"
         try:
-            score = await Evaluation(context, name, data, task, self._launch, self._guard).score()
+            evaluation = Evaluation(
+                context, name, data, task, launch=self._launch, guard=self._guard, folders=self._folders
+            )
+            score = await evaluation.score()
         except Refusal as refusal:
             context.log.warning(
                 "no score", evaluation=request.evaluation, reason=refusal.reason, cause=str(refusal.__cause__ or "")

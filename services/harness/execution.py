@@ -28,16 +28,15 @@ from schemas.errors import Conflict, EnvironmentMissing, TaskError
 from schemas.events import ExecutionFinished, ExecutionLost, ExecutionStarted
 from schemas.units import Counters, FinishReason, Value
 from services.harness.book import Attempt, Book
-from services.harness.folder import ExecutionFolder
+from services.harness.folder import Folder, Folders
 from services.mesh.clock import MICROSECONDS
 from services.mesh.codec import decode
 from services.mesh.environment import fill
-from services.mesh.guard import Guard
+from services.mesh.guard import Keeper
 from services.mesh.process_group import Group, Launch, clean_environment
 from services.mesh.service import Context
-from services.mesh.tasks import Task, read_task
 from services.mesh.tokens import make_token
-from services.mesh.workspace import WorkspaceError, pack
+from services.mesh.workspace import WorkspaceError
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a harness whose time is up."""
@@ -52,15 +51,16 @@ RESTARTED = "harness service restarted"
 class Executions:
     """What all executions of the service share."""
 
-    def __init__(self, context: Context, book: Book, launch: Launch, guard: Guard) -> None:
+    def __init__(self, context: Context, book: Book, launch: Launch, guard: Keeper, folders: Folders) -> None:
         self.context, self.book, self.launch, self.guard = context, book, launch, guard
+        self._folders = folders
         self.over = asyncio.Event()
         """The run is finished: whatever runs is stopped."""
         self.running = 0
         self.packers = asyncio.Semaphore(_PACKERS)
 
-    def folder(self, attempt: Attempt) -> ExecutionFolder:
-        return ExecutionFolder(self.context.folder, attempt.execution, attempt.attempt)
+    def folder(self, attempt: Attempt) -> Folder:
+        return self._folders(self.context.folder, attempt.execution, attempt.attempt)
 
     async def run(self, attempt: Attempt) -> None:
         """From the placement to `execution.finished`. Cancelling ends the process and says nothing."""
@@ -111,7 +111,7 @@ class Executions:
         name = streams.workspace_blob(attempt.execution, attempt.attempt)
         try:
             async with self.packers:
-                data = await asyncio.to_thread(pack, self.folder(attempt).work)
+                data = await asyncio.to_thread(self.folder(attempt).pack)
                 digest = await self.context.bus.put_blob(name, data)
         except WorkspaceError as error:
             self.context.log.warning("workspace not preserved", execution=attempt.execution, what=str(error))
@@ -168,8 +168,8 @@ class Execution:
         if self._all.overdue(self._attempt):
             return unstarted(self._attempt, "overall_timeout", "its time was over before this attempt")
         try:
-            task = await asyncio.to_thread(self._make)
-            group = self._launch(task)
+            await asyncio.to_thread(self._make)
+            group = self._launch()
         except (TaskError, WorkspaceError, EnvironmentMissing) as error:
             self._all.context.log.error("cannot start", execution=self._attempt.execution, what=str(error))
             return unstarted(self._attempt, "total_failure", error.what)
@@ -192,20 +192,10 @@ class Execution:
             group.abandon()
             self._all.running -= 1
 
-    def _make(self) -> Task:
-        """The workspace from the task that the run began with. Raises TaskError, WorkspaceError, OSError."""
-        context = self._all.context
-        task = read_task(context.tasks_folder(held_out=self._attempt.held_out) / self._ref.name)
-        if task.digest != self._ref.digest:
-            raise TaskError(
-                f"task {task.name} is not the one that the run began with",
-                where=str(task.folder),
-                remedy="restore the task's folder, or start a new run",
-            )
-        self._folder.make(task)
-        return task
+    def _make(self) -> None:
+        self._folder.make(self._all.context.tasks_folder(held_out=self._attempt.held_out), self._ref)
 
-    def _launch(self, task: Task) -> Group:
+    def _launch(self) -> Group:
         context, attempt = self._all.context, self._attempt
         harness = context.config.harness
         values = {

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from schemas.units import Counters
+from schemas.errors import TaskError
+from schemas.units import Counters, TaskRef
 from services.mesh.process_table import kill
-from services.mesh.tasks import Task
-from services.mesh.workspace import WorkspaceError, read_plain, remove
+from services.mesh.tasks import read_task
+from services.mesh.workspace import WorkspaceError, pack, read_plain, remove
 
 _LEFT_OUT = ("Dockerfile",)
 _REPORT_BYTES = 64 * 1024
@@ -32,6 +34,34 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """When it started, in clock ticks since the machine did."""
 
 
+class Folder(Protocol):
+    """What the service asks of it; `ExecutionFolder` on this machine."""
+
+    work: Path
+    home: Path
+    instruction: Path
+    report: Path
+    output: Path
+
+    def make(self, tasks: Path, ref: TaskRef) -> None: ...
+
+    def record(self, pid: int, start: int) -> None: ...
+
+    def recorded(self) -> Recorded | None: ...
+
+    def end_orphans(self) -> list[int]: ...
+
+    def counters(self) -> Counters | None: ...
+
+    def pack(self) -> bytes: ...
+
+
+class Folders(Protocol):
+    """Where the folder of an attempt is found."""
+
+    def __call__(self, run_folder: Path, execution: str, attempt: int) -> Folder: ...
+
+
 class ExecutionFolder:
     def __init__(self, run_folder: Path, execution: str, attempt: int) -> None:
         self.path = run_folder.absolute() / "workspaces" / f"{execution}.{attempt}"
@@ -42,8 +72,17 @@ class ExecutionFolder:
         self.output = self.path / "output.log"
         self._process = self.path / "process.json"
 
-    def make(self, task: Task) -> None:
-        """A fresh workspace from the task's environment, whatever was here. Raises OSError, WorkspaceError."""
+    def make(self, tasks: Path, ref: TaskRef) -> None:
+        """A fresh workspace from the environment of the task that the run began with, whatever was here.
+
+        Raises TaskError, WorkspaceError, OSError."""
+        task = read_task(tasks / ref.name)
+        if task.digest != ref.digest:
+            raise TaskError(
+                f"task {task.name} is not the one that the run began with",
+                where=str(task.folder),
+                remedy="restore the task's folder, or start a new run",
+            )
         remove(self.path)
         self.home.mkdir(parents=True)
         shutil.copytree(
@@ -71,6 +110,10 @@ class ExecutionFolder:
         """End what an earlier service left running here; blocks. Returns pids that could not be ended."""
         known = self.recorded() or Recorded(pid=0, start=0)
         return kill(known.pid, known.start, str(self.home))
+
+    def pack(self) -> bytes:
+        """The workspace as bytes. Raises WorkspaceError."""
+        return pack(self.work)
 
     def counters(self) -> Counters | None:
         """What the harness reported; None when the report is absent or not one."""

@@ -9,22 +9,33 @@ run are stopped. One instance serves a run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from services.harness.book import Book
 from services.harness.execution import Executions
+from services.harness.folder import ExecutionFolder, Folders
 from services.mesh import process_group, process_table
-from services.mesh.guard import Guard
+from services.mesh.guard import Guard, Keeper
 from services.mesh.process_group import Launch
+from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
 
 
-async def serve(context: Context, *, launch: Launch = process_group.launch) -> None:
+async def serve(
+    context: Context,
+    *,
+    launch: Launch = process_group.launch,
+    guard: Callable[[], AbstractContextManager[Keeper]] = Guard,
+    folders: Folders = ExecutionFolder,
+    processes: Processes = process_table,
+) -> None:
     """Runs until cancelled; then it ends its children, which the next start reports."""
     book = Book(context.started.tasks, context.started.held_out)
     waits_for = ["reading the log"]
     context.health.ready = lambda: waits_for[0]
-    with Guard() as guard:
-        executions = Executions(context, book, launch, guard)
+    with guard() as keeper:
+        executions = Executions(context, book, launch, keeper, folders)
         context.health.gauge("gyre_executions_running", "Harness processes that run", lambda: executions.running)
         past, after = await context.history()
         for event in past:
@@ -32,7 +43,7 @@ async def serve(context: Context, *, launch: Launch = process_group.launch) -> N
         await announce(context)
         try:
             async with asyncio.TaskGroup() as tasks:
-                await _take_up(context, executions, tasks)
+                await _take_up(context, executions, processes, tasks)
                 waits_for[0] = ""
                 await _follow(context, executions, tasks, after)
         except ExceptionGroup as failures:
@@ -40,12 +51,12 @@ async def serve(context: Context, *, launch: Launch = process_group.launch) -> N
             raise failures.exceptions[0] from failures
 
 
-async def _take_up(context: Context, executions: Executions, tasks: asyncio.TaskGroup) -> None:
+async def _take_up(context: Context, executions: Executions, processes: Processes, tasks: asyncio.TaskGroup) -> None:
     """What earlier processes of this service left: orphans are ended, launched attempts are lost, the others start."""
     book = executions.book
-    homes = await asyncio.to_thread(process_table.homes, str(context.folder.absolute() / "workspaces"))
-    for home in homes:
-        await asyncio.to_thread(process_table.kill, 0, 0, home)
+    homes = await asyncio.to_thread(processes.homes, str(context.folder.absolute() / "workspaces"))
+    for home in sorted(homes):
+        await asyncio.to_thread(processes.kill, 0, 0, home)
     for attempt in book.open():
         folder = executions.folder(attempt)
         if book.was_started(attempt) or folder.recorded() is not None or str(folder.home) in homes:

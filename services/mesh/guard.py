@@ -14,15 +14,23 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from services.mesh.process_table import kill
 
 _STOP_S = 5.0
 
 
+class Keeper(Protocol):
+    """Who is told of groups, because it ends them when the service can't."""
+
+    def add(self, pid: int, start: int, home: str) -> None: ...
+
+    def drop(self, pid: int) -> None: ...
+
+
 class Guard:
-    """Lives from `__enter__` to `__exit__`; groups that are still known at the exit are ended too."""
+    """Implements `Keeper`. Lives from `__enter__` to `__exit__`; groups that are still known at the exit are ended too."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}

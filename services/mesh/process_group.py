@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 
 from schemas.errors import EnvironmentMissing
-from services.mesh.guard import Guard
+from services.mesh.guard import Keeper
 from services.mesh.process_table import Entry, kill, members, start_of
 
 OUTPUT_BYTES = 256 * 1024
@@ -58,7 +58,7 @@ class Launch(Protocol):
         folder: Path,
         environment: Mapping[str, str],
         output: Path,
-        guard: Guard,
+        guard: Keeper,
     ) -> Group: ...
 
 
@@ -70,7 +70,7 @@ def clean_environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
 class ProcessGroup:
     """Implements `Group` over a process of this machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], start: int, home: str, guard: Guard, output: _Output) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], start: int, home: str, guard: Keeper, output: _Output) -> None:
         self.pid, self.start = process.pid, start
         self._process, self._home, self._guard, self._output = process, home, guard, output
         self._descriptor = os.pidfd_open(process.pid)
@@ -159,7 +159,7 @@ def launch(
     folder: Path,
     environment: Mapping[str, str],
     output: Path,
-    guard: Guard,
+    guard: Keeper,
 ) -> ProcessGroup:
     """Start `command` in `folder`, as the leader of a session of its own. `environment` has the group's own HOME.
 

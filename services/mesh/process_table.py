@@ -15,12 +15,20 @@ import os
 import signal
 import time
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _ROUNDS = 200
 _PAUSE_S = 0.005
 _KERNEL = 2
 """Parent of the kernel's own threads."""
+
+
+class Processes(Protocol):
+    """What services ask of the table of processes: this module, something else in a simulation."""
+
+    def homes(self, folder: str) -> set[str]: ...
+
+    def kill(self, leader: int, start: int, home: str) -> list[int]: ...
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,7 @@ from schemas.events import ExecutionSealed, ExecutionTreeFrozen
 from schemas.records import FrozenTree
 from services.mesh.bus import Bus
 from services.mesh.codec import decode
-from services.trajectories.store import PROJECTED, Store
+from services.trajectories.store import PROJECTED, Rows
 from services.trajectories.tree import read_sealed
 
 _KEPT_TREES = 16
@@ -21,7 +21,7 @@ _KEPT_TREES = 16
 class Projection:
     """Applies events in log order. `keep` spares it from reading RECORDS again for a tree that was just frozen."""
 
-    def __init__(self, *, bus: Bus, run: str, store: Store) -> None:
+    def __init__(self, *, bus: Bus, run: str, store: Rows) -> None:
         self._bus, self._run, self._store = bus, run, store
         self._trees: OrderedDict[str, FrozenTree] = OrderedDict()
         self._moved = asyncio.Condition()
@@ -76,6 +76,6 @@ class Projection:
         return await read_sealed(self._bus, self._run, event.entity, sealed.data)
 
 
-async def rebuild(bus: Bus, run: str, store: Store) -> None:
+async def rebuild(bus: Bus, run: str, store: Rows) -> None:
     """Drop and fill: the rows of `run` from LOG and RECORDS alone."""
     await Projection(bus=bus, run=run, store=store).rebuild()

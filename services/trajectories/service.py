@@ -11,7 +11,7 @@ The shell takes the fence first; everything that this service says leaves under 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +23,7 @@ from services.mesh.shell import Shell
 from services.trajectories.core.outcome import Outcome
 from services.trajectories.freezer import Freezer
 from services.trajectories.projection import Projection
-from services.trajectories.store import Store
+from services.trajectories.store import Rows, Store
 
 DATABASE = "trajectories.sqlite"
 FRESH_S = 10.0
@@ -36,9 +36,13 @@ def database_url(context: Context) -> str | URL:
     return configured or URL.create("sqlite", database=str(context.folder / DATABASE))
 
 
-async def serve(context: Context) -> None:
+def open_store(context: Context) -> Store:
+    return Store(database_url(context), context.run)
+
+
+async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open_store) -> None:
     """Runs until cancelled; ends with the error of whichever part fails first."""
-    store = await asyncio.to_thread(Store, database_url(context), context.run)
+    store = await asyncio.to_thread(open_rows, context)
     shell = Shell(decider=Outcome(), bus=context.bus, clock=context.clock, publisher=context.publisher)
     projection = Projection(bus=context.bus, run=context.run, store=store)
     freezer = Freezer(context, frozen=projection.keep)

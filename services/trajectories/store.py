@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, delete, event, insert, inspect, select, update
@@ -38,6 +38,20 @@ PROJECTED = (
 """Data of the events that leave something in the tables."""
 
 _TABLES = (t.groups, t.executions, t.measurements, t.nodes, t.rows)
+
+
+class Rows(Protocol):
+    """What the service asks of it; `Store` over a database, something quicker in a simulation."""
+
+    def position(self) -> int: ...
+
+    def apply(self, said: Event, tree: FrozenTree | None = None) -> None: ...
+
+    def tree(self, execution: str) -> dict[str, Any] | None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Store:
@@ -118,9 +132,7 @@ class Store:
                 self._put(db, t.groups, {"id": entity}, task=data.task, version=data.version, state="dispatched")
                 for member, execution in enumerate(data.executions):
                     key = {"id": execution}
-                    self._put(
-                        db, t.executions, key, group=entity, measurement="", member=member, task=data.task
-                    )
+                    self._put(db, t.executions, key, group=entity, measurement="", member=member, task=data.task)
             case e.ExecutionDispatched() as data:
                 # All others have their rows from their group.
                 if data.measurement:
