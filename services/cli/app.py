@@ -250,6 +250,7 @@ def bench(
     *,
     file: Path = Path("examples/quickstart.toml"),
     seed: Annotated[list[int] | None, Flag] = None,
+    seeds: int | None = None,
     state: State = STATE,
     json: Json = False,
 ) -> int:
@@ -258,15 +259,17 @@ def bench(
     Parameters
     ----------
     name
-        quickstart: three seeds and a run that learns nothing.
+        quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
     file
         The configuration that is run.
     seed
-        A seed to run; may be given again. 0, 1 and 2 when left out.
+        A seed to run; may be given again.
+    seeds
+        How many seeds to run, from 0 on.
     """
     from services.cli.bench_command import bench_command
 
-    return bench_command(name, file=file, seeds=seed or [0, 1, 2], state=state, json=json)
+    return bench_command(name, file=file, seeds=seed, count=seeds, state=state, json=json)
 
 
 @app.command

@@ -75,6 +75,7 @@ def figures(progress: Progress, *, peak_rss_bytes: int) -> dict[str, Figure]:
         "harness_calls": progress.harness_calls,
         "reconnects": progress.reconnects,
         "executions": progress.f,
+        "attempts_lost": sum(progress.lost.values()),
         "transitions": progress.transitions,
         "staleness_mean": _rounded(progress.staleness_mean),
         "logprob_gap": progress.logprob_gap,
@@ -110,6 +111,7 @@ def summarize(
     found = figures(progress, peak_rss_bytes=peak_rss_bytes)
     wanted = targets(progress)
     if kills is not None:
+        found["processes"] = kills
         # One that did not come back is not survived.
         found["kills"] = sum(each.ready_after_s is not None for each in killed)
         wanted.append(Target(name="kills", op="==", bound=kills))

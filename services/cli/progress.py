@@ -83,6 +83,8 @@ class Progress(msgspec.Struct, kw_only=True):
     p: int = 0
     f: int = 0
     """Executions dispatched, started, finished; held-out ones are in none of them."""
+    lost: dict[str, int] = {}
+    """Executions of which an attempt was lost with its host, to how many attempts."""
     open: dict[str, str] = {}
     """Executions dispatched and not finished: the cell that serves each, empty while queued."""
     running: set[str] = set()
@@ -219,6 +221,12 @@ def _started(self: Progress, event: Event) -> None:
     if event.entity in self.open and event.entity not in self.running:
         self.running.add(event.entity)
         self.p += event.entity not in self.held_out
+
+
+def _lost(self: Progress, event: Event) -> None:
+    data: e.ExecutionLost = event.data
+    # Attempts count from zero, and each is lost once.
+    self.lost[event.entity] = max(self.lost.get(event.entity, 0), data.attempt + 1)
 
 
 def _finished(self: Progress, event: Event) -> None:
@@ -383,6 +391,7 @@ _CHANGES: dict[str, Callable[[Progress, Any], None]] = {
     "execution.dispatched": _dispatched,
     "execution.placed": _placed,
     "execution.started": _started,
+    "execution.lost": _lost,
     "execution.finished": _finished,
     "execution.settled": _settled,
     "execution.tree-frozen": _tree_frozen,

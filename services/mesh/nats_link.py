@@ -195,11 +195,12 @@ class Link:
             raise BusError(f"the bus of {self.name} is closed", where=self.url, remedy="connect again")
 
     async def _on_error(self, error: Exception) -> None:
-        # One line a kind of trouble: during an outage the same one comes back with every attempt.
+        # One line a kind of trouble: during an outage the same one comes back with every attempt. That we are cut off
+        # is the warning, what the client says of it is a detail.
         text = f"{type(error).__name__}: {error}"
         if text != self._last_error:
             self._last_error = text
-            self._log.warning("connection trouble", error=text)
+            self._log.info("connection trouble", error=text)
 
     async def _on_disconnect(self) -> None:
         self._up.clear()

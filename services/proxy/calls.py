@@ -133,9 +133,13 @@ class Flight:
             await self._abort()
         except Refused as error:
             self.refused = error
+        except EngineLost as error:
+            # The harness asks again; who is lost, and since when, was logged where it was seen.
+            log.info("call given back", execution=self.execution, what=str(error))
+            self.refused = Refused(529, f"the call failed: {error.what}")
         except GyreError as error:
             log.error("call failed", execution=self.execution, what=str(error))
-            self.refused = Refused(529 if isinstance(error, EngineLost) else 500, f"the call failed: {error.what}")
+            self.refused = Refused(500, f"the call failed: {error.what}")
         except Exception:
             log.exception("call crashed", execution=self.execution)
             self.refused = Refused(500, "the call failed inside the proxy; its log says why")
@@ -176,7 +180,7 @@ class Flight:
                 continue
             lost = lost + 1 if failure else 0
             if failure:
-                log.warning("engine lost", execution=self.execution, what=str(failure), lost=lost)
+                log.info("call lost", execution=self.execution, what=str(failure), lost=lost)
                 if lost >= LOST_TRIES:
                     raise failure
             pause = min(FIRST_PAUSE_S * 2 ** max(0, lost - 1), LONGEST_PAUSE_S)
@@ -257,4 +261,4 @@ class Flight:
             await self._engines.abort(route, rid)
         except EngineLost as error:
             # An engine that is gone generates nothing.
-            log.warning("abort unanswered", execution=self.execution, what=str(error))
+            log.info("abort unanswered", execution=self.execution, what=str(error))

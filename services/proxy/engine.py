@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from schemas.errors import EngineError
 from schemas.records import VersionSpan
@@ -17,6 +18,8 @@ from services.proxy.routes import Route
 
 EPOCH_HEADER = "x-gyre-epoch"
 ABORT_S = 5.0
+
+log = structlog.get_logger(service="proxy")
 
 
 class StaleEpoch(EngineError):
@@ -54,6 +57,8 @@ class Engines:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._silent: dict[str, int] = {}
+        """Cells that don't answer, and how many calls were lost there since."""
 
     async def generate(
         self,
@@ -65,7 +70,35 @@ class Engines:
         max_new_tokens: int,
         stop_ids: list[int],
     ) -> Sampled:
-        """One answer of the engine. Sampling is plain, so that the log-probabilities are those of the samples."""
+        """One answer of the engine. Sampling is plain, so that the log-probabilities are those of the samples.
+
+        A cell that stops answering is logged once, and again when it answers: all its calls are lost together."""
+        try:
+            sampled = await self._generate(route, rid, input_ids, temperature, max_new_tokens, stop_ids)
+        except EngineLost as error:
+            if route.cell not in self._silent:
+                log.warning("engine lost", cell=route.cell, what=error.what)
+            self._silent[route.cell] = self._silent.get(route.cell, 0) + 1
+            raise
+        except StaleEpoch:
+            self._answers(route.cell)
+            raise
+        self._answers(route.cell)
+        return sampled
+
+    def _answers(self, cell: str) -> None:
+        if cell in self._silent:
+            log.info("engine answers again", cell=cell, calls_lost=self._silent.pop(cell))
+
+    async def _generate(
+        self,
+        route: Route,
+        rid: str,
+        input_ids: list[int],
+        temperature: float,
+        max_new_tokens: int,
+        stop_ids: list[int],
+    ) -> Sampled:
         body = {
             "rid": rid,
             "input_ids": input_ids,

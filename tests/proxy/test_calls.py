@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import aiohttp
+import structlog
 
 from schemas.events import ExecutionDispatched
 from schemas.ids import held_out_id, measurement_id
@@ -148,6 +149,17 @@ async def test_an_engine_that_stays_lost_is_an_error_before_any_block(
     async with world.post(body_of("hi")) as response:
         assert response.status == 529
     assert await world.records() == []
+
+
+async def test_an_outage_is_one_warning_however_many_calls_it_meets(world: World, engine: Engine) -> None:
+    engine.script += ["lost", "lost", "lost", engine.say("fine")]
+    engine.script += ["lost", engine.say("again")]
+    with structlog.testing.capture_logs() as said:
+        await world.ask(body_of("task"))
+        await world.ask(body_of("other task"))
+    loud = [line["event"] for line in said if line["log_level"] in ("warning", "error")]
+    assert loud == ["engine lost", "engine lost"], "one for each outage"
+    assert [line["calls_lost"] for line in said if line["event"] == "engine answers again"] == [3, 1]
 
 
 async def test_stale_epoch_waits_for_the_route_and_goes_on(
