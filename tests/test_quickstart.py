@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,7 +83,7 @@ class Running:
     def wait_for_step(self, step: int) -> None:
         """Until the run's progress tells of the step."""
         deadline = time.monotonic() + ENDED_S
-        while f"step {step}/" not in self.errors.read_text():
+        while max((int(each) for each in re.findall(r"^step (\d+)/", self.errors.read_text(), re.M)), default=0) < step:
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.2)

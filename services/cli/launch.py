@@ -27,7 +27,7 @@ import msgspec
 
 from schemas import ids, streams
 from schemas.config import Config
-from schemas.errors import EnvironmentMissing
+from schemas.errors import EnvironmentMissing, GyreError
 from schemas.events import RunStarted
 from schemas.units import TaskRef
 from services.cli.chaos import Chaos
@@ -55,6 +55,15 @@ GRACE_S = 10.0
 SERVER_RESTARTS = 5
 Plan = Callable[[str, str], list[Spec]]
 """(run, url of the bus) to the services to start."""
+
+
+class GivenUp(GyreError):
+    """Something that the run needs failed until it was given up: what that was, and what the run came to before."""
+
+    def __init__(self, error: GyreError, summary: Summary) -> None:
+        super().__init__(error.what, where=error.where, remedy=error.remedy)
+        self.exit_code = error.exit_code
+        self.summary = summary
 
 
 class Stops:
@@ -101,7 +110,7 @@ async def launch(
 
     Goes on with the newest run when that isn't finished, unless `new` (see services.cli.resuming).
     With `chaos_seed` every process is killed once meanwhile (see services.cli.chaos).
-    Raises EnvironmentMissing when the bus doesn't come up or a service keeps failing.
+    Raises EnvironmentMissing when the bus doesn't come up, GivenUp when it or a service keeps failing.
     """
     with Stops().listening() as stops:
         async with _bus_server(config, places, view) as (url, server):
@@ -132,8 +141,11 @@ async def launch(
                 if chaos_seed is not None:
                     names = [spec.name for spec in specs]
                     chaos = Chaos(seed=chaos_seed, config=config, services=names, own_bus=server is not None)
+                failure: GyreError | None = None
                 try:
                     await _follow(bus, run, supervisor, specs, server, progress, stops, view, settle_s, chaos)
+                except GyreError as error:
+                    failure = error
                 finally:
                     view.note("stopping services")
                     supervisor.rss_bytes()
@@ -145,6 +157,8 @@ async def launch(
                     kills=len(chaos.plan) if chaos else None,
                 )
                 (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+                if failure is not None:
+                    raise GivenUp(failure, summary) from failure
                 return summary, stops.signum
             finally:
                 await bus.close()
@@ -274,6 +288,7 @@ async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View, l
             )
         view.note("the event bus ended; starting it again")
         await server.start_async()
+        supervisor.bus_is(server.pid)
 
 
 def _tell(view: View, process: Process) -> None:

@@ -11,6 +11,7 @@ starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 
 from schemas import streams
 from schemas.config import Config
-from schemas.errors import BusError, ConfigError
+from schemas.errors import BusError, ConfigError, Conflict
 from schemas.events import RunContinued, RunFinished, RunResumed, RunStarted
 from schemas.units import TaskRef
 from services.cli.chaos import CHAOS
@@ -65,14 +66,18 @@ async def open_run(
             return None
         if await is_finished(bus, run):
             return None
+        mesh = read_mesh(places.run(run))
+        assert mesh is not None
         if new:
-            await _abandon(bus, run)
+            await _ended(mesh)
+            await abandon(bus, run)
             view.note(f"run {run} is over; another begins")
             return None
         _check_same(run, started, config, tasks, held_out)
-        mesh = read_mesh(places.run(run))
-        assert mesh is not None
         await _ended(mesh)
+        # Its services may have lived on until now.
+        if await is_finished(bus, run):
+            return None
         view.note(f"run {run} goes on")
         code = code_identity()
         if code != started.code:
@@ -113,10 +118,14 @@ def _check_same(
             raise ConfigError(f"run {run} is not finished, and task {name} {what}", where=section, remedy=remedy)
 
 
-async def _abandon(bus: Bus, run: str) -> None:
+async def abandon(bus: Bus, run: str) -> None:
+    """Ends a run of which no service lives any more, unless one of them said its end before: that is said once."""
     last = await bus.last_for(streams.log_stream(run), f"gyre.{run}.trainer.batch.*.stepped")
     steps = decode(last).data.step if last is not None else 0
-    await _operator(bus, run).say("run.finished", run, RunFinished(steps=steps, reason="stopped"), id=f"{run}.stopped")
+    finished = RunFinished(steps=steps, reason="stopped")
+    nobody_did = (f"gyre.{run}.*.run.*.finished", 0)
+    with contextlib.suppress(Conflict):
+        await _operator(bus, run).say("run.finished", run, finished, id=f"{run}.stopped", claim=nobody_did)
 
 
 async def _let_go(bus: Bus, operator: Publisher) -> None:

@@ -12,7 +12,7 @@ from services.cli import checks, preflight, prepare
 from services.cli.chaos import processes
 from services.cli.chaos_plan import Kill, plan
 from services.cli.figures import Summary
-from services.cli.launch import launch
+from services.cli.launch import GivenUp, launch
 from services.cli.output import quiet_logs, say, say_json, table
 from services.cli.places import Places
 from services.cli.plan import service_specs
@@ -31,12 +31,14 @@ def train(
 ) -> int:
     """The whole run, or the rest of one that was stopped.
 
-    Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped."""
+    Exit code 0 when it finished within its targets, 1 when not, 128 + signal when it was stopped. Raises GivenUp, once
+    the summary is printed, when something kept failing."""
     config, here, places = load(file, overrides), file.absolute().parent, Places(state)
     quiet_logs()
     preflight.environment(config, places)
     with places.hold(f"gyre run {file.name}"):
         view = open_view(quiet=quiet, json=json)
+        failure: GivenUp | None = None
         try:
             prepared(config, here=here, places=places, view=view)
             tasks, held_out = preflight.inputs(config, places)
@@ -51,6 +53,8 @@ def train(
                 new=new,
             )
             summary, signum = asyncio.run(running)
+        except GivenUp as error:
+            summary, signum, failure = error.summary, 0, error
         finally:
             view.close()
     if json:
@@ -58,6 +62,8 @@ def train(
     else:
         for line in closing(summary, places, again=again(file, overrides, places)):
             say(line)
+    if failure is not None:
+        raise failure
     if signum:
         return 128 + signum
     return 0 if summary.ok else 1

@@ -62,7 +62,9 @@ class PlainView:
     def update(self, progress: Progress) -> None:
         if progress.run and not self._named:
             self._named = True
-            self._say(f"run {progress.run}")
+            # Steps that an earlier mesh of the run made were shown then.
+            self._shown = len(progress.steps)
+            self._say(f"run {progress.run}" + (f", {self._shown} steps are made" if self._shown else ""))
         for step in progress.steps[self._shown :]:
             self._say(step_line(step, progress))
         self._shown = len(progress.steps)

@@ -1,15 +1,19 @@
 """What LOG says of evaluations, from one evaluator's side. Pure: events in, requests out.
 
 requested --nobody claimed--> waiting --due, taken--> claimed by us --scored | failed--> gone
-                                 |--claimed by another--> gone until it is requested again
+                                |   ^                                  ^
+                                |   `--lapsed: its evaluator is dead   |
+                                `--claimed by another------------------'
 
 What failed before is due later, and each time twice as late: tests that can't give a reward, or a full disk, would
-otherwise fill machine and log for as long as the execution's budget lasts.
+otherwise fill machine and log for as long as the execution's budget lasts. A claim holds as long as an evaluator that
+lives can need; then whoever is free claims again, in answer to the claim that lapsed. If both answer, the first counts.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -29,10 +33,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """Id of the request; ids of the facts that answer it derive from it."""
     seq: int
-    """Sequence of the request: what a claim answers."""
+    """Sequence of the request."""
+    after: int
+    """What a claim answers: the request, or the claim that lapsed."""
     data: EvaluationRequested
     due_us: int
     """When it may be claimed, in microseconds since the epoch; 0 for at once."""
+    holder: str = ""
+    """Another evaluator, which claimed it and has until `due_us` to answer."""
     claimed: bool = False
     """It was claimed by this evaluator before it started again."""
 
@@ -41,8 +49,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book:
-    def __init__(self, evaluator: str) -> None:
-        self._evaluator = evaluator
+    def __init__(self, evaluator: str, holds_us: Callable[[EvaluationRequested], int]) -> None:
+        """`holds_us` tells for how long a claim of such an evaluation holds."""
+        self._evaluator, self._holds_us = evaluator, holds_us
+        self._taken: dict[str, Request] = {}
+        """Those that a worker of ours is about to claim."""
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._claimed: OrderedDict[str, Request] = OrderedDict()
 
@@ -51,32 +62,53 @@ class Book:
 
     def __len__(self) -> int:
         """Evaluations that nobody claimed, due or not."""
-        return len(self._waiting)
+        return sum(not request.holder for request in self._waiting.values())
 
     def apply(self, event: Event) -> None:
         """Take in one event of LOG, in order."""
         match event.kind:
             case "evaluation.requested":
                 self._waiting[event.entity] = Request(
-                    evaluation=event.entity, id=event.id, seq=event.seq, data=event.data, due_us=due_us(event)
+                    evaluation=event.entity,
+                    id=event.id,
+                    seq=event.seq,
+                    after=event.seq,
+                    data=event.data,
+                    due_us=due_us(event),
                 )
             case "evaluation.claimed":
-                request = self._waiting.pop(event.entity, None)
+                request = self._known(event.entity)
                 if request is not None and event.data.evaluator == self._evaluator:
                     self._claimed[event.entity] = request
+                elif request is not None:
+                    lapses_us = event.time_us + self._holds_us(request.data)
+                    self._waiting[event.entity] = msgspec.structs.replace(
+                        request, after=event.seq, holder=event.data.evaluator, due_us=lapses_us
+                    )
             case "evaluation.scored" | "evaluation.failed":
-                self._waiting.pop(event.entity, None)
-                self._claimed.pop(event.entity, None)
+                self._known(event.entity)
             case "run.finished":
                 self._waiting.clear()
 
     def take(self, now_us: int) -> Request | None:
         """The oldest that is due; None when there is none."""
         found = next((request for request in self._waiting.values() if request.due_us <= now_us), None)
-        return self._waiting.pop(found.evaluation) if found is not None else None
+        if found is not None:
+            self._taken[found.evaluation] = self._waiting.pop(found.evaluation)
+        return found
+
+    def _known(self, evaluation: str) -> Request | None:
+        """Whatever is known of it, which is forgotten."""
+        found = [known.pop(evaluation, None) for known in (self._waiting, self._taken, self._claimed)]
+        return next((request for request in found if request is not None), None)
+
+    def due(self, evaluation: str) -> int | None:
+        """When it may be claimed; None when it may not."""
+        request = self._waiting.get(evaluation)
+        return request.due_us if request is not None else None
 
     def dues(self) -> list[int]:
-        """When those that nobody claimed may be."""
+        """When each that may be claimed may be."""
         return [request.due_us for request in self._waiting.values()]
 
     def left_undone(self) -> list[Request]:

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 
 from schemas import streams
 from schemas.errors import Conflict, EnvironmentMissing
-from schemas.events import EvaluationClaimed, EvaluationFailed, EvaluationScored
+from schemas.events import EvaluationClaimed, EvaluationFailed, EvaluationRequested, EvaluationScored
 from schemas.units import TaskRef
-from services.evaluator.book import Book, Request, due_us
+from services.evaluator.book import Book, Request
 from services.evaluator.evaluation import Evaluation, folder_of
 from services.evaluator.folder import EvaluationFolder, Folders
 from services.evaluator.refusal import Refusal
@@ -27,6 +27,9 @@ from services.mesh.guard import Guard, Keeper
 from services.mesh.process_group import Launch
 from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
+
+CLAIM_REST_S = 30.0
+"""What an evaluation may need besides its tests: to fetch and unpack a workspace, and to answer."""
 
 
 async def serve(
@@ -62,7 +65,7 @@ async def serve(
 
 class Evaluator:
     def __init__(self, context: Context, launch: Launch, guard: Keeper, folders: Folders) -> None:
-        self.book = Book(context.instance)
+        self.book = Book(context.instance, self._holds_us)
         self.running = 0
         self._context, self._launch, self._guard, self._folders = context, launch, guard, folders
         self._tasks = {(False, task.name): task for task in context.started.tasks}
@@ -80,8 +83,16 @@ class Evaluator:
                 tasks.create_task(self._ring(due))
             async for event in self._context.events(after):
                 self.book.apply(event)
-                if event.kind == "evaluation.requested":
-                    tasks.create_task(self._ring(due_us(event)))
+                if event.kind in ("evaluation.requested", "evaluation.claimed"):
+                    news = self.book.due(event.entity)
+                    if news is not None:
+                        tasks.create_task(self._ring(news))
+
+    def _holds_us(self, data: EvaluationRequested) -> int:
+        """A claim holds for twice the time after which its evaluator ends the tests, and some for the rest."""
+        known = self._tasks.get((data.held_out, data.task))
+        limit_s = (known.verifier_timeout_s if known else 0.0) or self._context.config.evaluator.timeout_s
+        return round((2 * limit_s + CLAIM_REST_S) * MICROSECONDS)
 
     async def _ring(self, due: int) -> None:
         """Wakes a worker when an evaluation is due; one that is busy then looks by itself."""
@@ -109,14 +120,16 @@ class Evaluator:
 
     async def _claim(self, request: Request) -> bool:
         context = self._context
+        # An evaluator may claim again what it lost to another that died after it.
+        again = f".{request.after}" if request.after != request.seq else ""
         try:
             await context.say(
                 "evaluation.claimed",
                 request.evaluation,
                 EvaluationClaimed(evaluator=context.instance),
-                id=f"{request.fact_id('claimed')}.{context.instance}",
-                causation=request.seq,
-                claim=(streams.aggregate_filter(context.run, "evaluation", request.evaluation), request.seq),
+                id=f"{request.fact_id('claimed')}.{context.instance}{again}",
+                causation=request.after,
+                claim=(streams.aggregate_filter(context.run, "evaluation", request.evaluation), request.after),
             )
         except Conflict:
             return False

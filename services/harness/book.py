@@ -4,7 +4,8 @@
                                               `--execution.lost--> waiting for the placement of the next attempt
 
 Each attempt comes out of `due` once. After a restart `open` gives those that an earlier process of this service may have
-launched. `said` chains what the service says of one execution: after `lost` nothing of that attempt can follow.
+launched. `said` chains what the service says of one execution: after `lost` nothing of that attempt can follow. Once
+`execution.settled` tells the outcome, nothing of the execution is kept.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Book:
                         self._lost[event.entity] = known
                 elif event.kind == "execution.finished":
                     self._lost.pop(event.entity, None)
+            case "execution.settled":
+                self._forget(event.entity)
             case "service.joined" if event.owner == "proxy":
                 self.proxy = event.data.url
             case "run.finished":
@@ -95,6 +98,12 @@ class Book:
         """What the run began with; without a digest where it knows no such task."""
         found = self._tasks.get((attempt.held_out, attempt.task))
         return found or TaskRef(name=attempt.task, digest="")
+
+    def _forget(self, execution: str) -> None:
+        """Its outcome is known, so it finished and nothing more is said of it: what is kept is bounded by what is open."""
+        for known in (self._task_of, self._placed, self._said, self._lost, self._ended, self._begun, self._taken):
+            known.pop(execution, None)
+        self.started_us.pop(execution, None)
 
     def heard(self, execution: str, seq: int) -> None:
         """LOG holds something that this service said of the execution."""

@@ -143,6 +143,9 @@ class Shell(Generic[S]):
 
     def _arm(self) -> None:
         wanted = self.driver.decider.timers(self.driver.state)
+        # Kept until the decider has seen it fire, so that it isn't armed twice.
+        for timer in [known for known, task in self._timers.items() if known not in wanted and task.done()]:
+            del self._timers[timer]
         # Only a sleeping timer is cancelled: one that is already publishing holds the fence.
         for timer in [known for known in self._sleeping if known not in wanted]:
             self._timers.pop(timer).cancel()

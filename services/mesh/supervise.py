@@ -159,6 +159,11 @@ class Supervisor:
             self.failed.cancel()
         return killed
 
+    def bus_is(self, pid: int) -> None:
+        """The event bus runs as this process from now on: others find it in `mesh.json`."""
+        self._mesh.nats_pid = pid
+        self._write()
+
     def excuse(self, name: str) -> None:
         """The next end of that service is our own doing: it starts again, and no failure is counted."""
         self._excused.add(name)

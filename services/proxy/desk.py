@@ -18,6 +18,8 @@ from services.proxy.refusal import Refused
 
 PLACED_S = 10.0
 """Seconds for which a request waits for its execution to appear in LOG."""
+OVER_KEPT = 10_000
+"""So many of the executions that ended last are refused at once; a harness that asks later waits like one that is early."""
 
 Say = Callable[[Event, ExecutionSealed], Coroutine[Any, Any, int]]
 
@@ -26,7 +28,7 @@ class Desk:
     def __init__(self, shared: Shared, say_sealed: Say) -> None:
         self._shared, self._say = shared, say_sealed
         self.open: dict[str, Execution] = {}
-        self._over: set[str] = set()
+        self._over: dict[str, None] = {}
         self._held_out: set[str] = set()
         """Held-out executions that are not over: they may sample at a temperature of their own."""
         self._news = asyncio.Event()
@@ -76,9 +78,9 @@ class Desk:
                 else:
                     replaced = None
             case "execution.finished":
-                self._over.add(event.entity)
+                self._end(event.entity)
             case "execution.sealed":
-                self._over.add(event.entity)
+                self._end(event.entity)
                 self._held_out.discard(event.entity)
                 self.open.pop(event.entity, None)
             case _:
@@ -86,6 +88,11 @@ class Desk:
         news, self._news = self._news, asyncio.Event()
         news.set()
         return replaced
+
+    def _end(self, execution: str) -> None:
+        self._over[execution] = None
+        while len(self._over) > OVER_KEPT:
+            del self._over[next(iter(self._over))]
 
     async def find(self, name: str, attempt: int) -> Execution:
         """The execution that a token stands for. Raises Refused: 401 when it is over, 529 when LOG doesn't show it."""

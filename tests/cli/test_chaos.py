@@ -98,12 +98,17 @@ def test_engines_and_our_own_bus_are_processes_too() -> None:
 class Ending(Remembering):
     """Lets the run end once all were killed."""
 
-    def __init__(self, go: Path) -> None:
+    def __init__(self, go: Path, places: Places) -> None:
         super().__init__()
-        self.go = go
+        self.go, self.places = go, places
+        self.buses: set[int] = set()
+        """Event buses that mesh.json named."""
 
     def note(self, text: str) -> None:
         super().note(text)
+        live = self.places.live()
+        if live is not None:
+            self.buses.add(live.nats_pid)
         if text.startswith("chaos: killed 5 of 5"):
             self.go.write_text("go")
 
@@ -112,7 +117,7 @@ class Ending(Remembering):
 async def test_every_process_is_killed_once_and_the_run_ends(
     config: Config, places: Places, plan: Planner, go: Path, tmp_path: Path
 ) -> None:
-    view = Ending(go)
+    view = Ending(go, places)
     roles = ("scheduler", "worker", "rollout-cell-0")
     async with asyncio.timeout(80):
         with places.hold("test"):
@@ -131,6 +136,8 @@ async def test_every_process_is_killed_once_and_the_run_ends(
     assert all(each.ready_after_s and each.at_sequence > 0 for each in summary.chaos)
     assert summary.figures["kills"] == 5
     assert summary.targets["kills"] == "== 5"
+
+    assert len(view.buses) == 2, "the bus that came back is named too"
 
     # A service was started again once for each process of it that was killed, and none for another's end.
     mesh = read_mesh(places.run(summary.run))

@@ -15,16 +15,23 @@ import pytest
 
 from replay.checker import check
 from replay.logfile import read_events
+from schemas import events as e
+from schemas import streams
 from schemas.config import Config
 from schemas.envelope import Event
 from schemas.errors import ConfigError, EnvironmentMissing
-from services.cli import background, logs
-from services.cli.figures import Summary
-from services.cli.launch import Plan, launch
+from services.cli import background, logs, run_command
+from services.cli.figures import Summary, summarize
+from services.cli.launch import GivenUp, Plan, launch
 from services.cli.places import Places
 from services.cli.progress import Progress
-from services.cli.resuming import differences
+from services.cli.resuming import abandon, differences
+from services.mesh.clock import SystemClock
+from services.mesh.codec import decode
+from services.mesh.nats_bus import connect
 from services.mesh.processes import is_alive, read_mesh
+from services.mesh.publisher import Publisher
+from services.mesh.server import NatsServer
 from tests.cli.conftest import Remembering
 
 Planner = Callable[..., Plan]
@@ -161,6 +168,37 @@ async def test_a_run_goes_on_only_as_it_began_and_new_begins_another(
     assert (over.owner, over.data.reason, over.data.steps) == ("operator", "stopped", 2)
 
 
+async def test_the_end_of_a_run_is_said_once(config: Config, nats_server: NatsServer) -> None:
+    """Also when the scheduler said it after the operator had looked."""
+    run = "r-20260102-0304-5f3d"
+    async with await connect(nats_server.url, run, name="test") as bus:
+        await bus.open_run()
+        scheduler = Publisher(bus=bus, clock=SystemClock(), run=run, owner="scheduler", instance="scheduler")
+        await scheduler.say("run.finished", run, e.RunFinished(steps=2, reason="steps_done"), id=f"{run}.done")
+        await abandon(bus, run)
+        log = streams.log_stream(run)
+        events = [decode(stored) async for stored in bus.read_range(log, 0, await bus.last_seq(log))]
+    assert [event.owner for event in events] == ["scheduler"]
+
+
+def test_the_summary_is_told_before_the_failure(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def failing(*args: object, **kwargs: object) -> tuple[Summary, int]:
+        raise GivenUp(EnvironmentMissing("it failed 5 times in a row"), summarize(Progress(), peak_rss_bytes=1))
+
+    monkeypatch.setattr(run_command, "launch", failing)
+    monkeypatch.setattr(run_command, "prepared", lambda *args, **kwargs: None)
+    monkeypatch.setattr(run_command.preflight, "environment", lambda *args: None)
+    monkeypatch.setattr(run_command.preflight, "inputs", lambda *args: ([], []))
+    with pytest.raises(GivenUp, match="5 times") as caught:
+        run_command.train(config_file, [], state=tmp_path / "state", json=False, quiet=True)
+    assert caught.value.exit_code == 3
+    out = capsys.readouterr().out
+    assert "was stopped and is not finished" in out
+    assert "harness_errors" in out
+
+
 def test_the_first_key_that_differs_is_named() -> None:
     before = {"a": 1, "b": {"c": [1], "d": 2}}
     assert list(differences(before, before)) == []
@@ -173,8 +211,10 @@ async def test_a_service_that_keeps_failing_stops_the_run(
 ) -> None:
     before = children()
     view = Remembering()
-    with pytest.raises(EnvironmentMissing, match=r"libabsent\.so\.9") as caught:
+    with pytest.raises(GivenUp, match=r"libabsent\.so\.9") as caught:
         await run(config, places, plan("scheduler", "crash"), view, tmp_path)
+    assert caught.value.exit_code == EnvironmentMissing.exit_code
+    assert (caught.value.summary.finished, caught.value.summary.figures["steps"]) == ("", 2)
     assert caught.value.where.endswith("logs/crash.log")
     assert "something keeps failing: stopping" in view.notes
     assert children() <= before

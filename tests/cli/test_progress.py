@@ -157,6 +157,18 @@ def test_a_line_a_step() -> None:
     assert "cell-0:" in lines[1]
 
 
+def test_steps_of_an_earlier_mesh_are_not_told_again() -> None:
+    out = io.StringIO()
+    view, progress = PlainView(out), Progress()
+    for each in recorded(seed=1):
+        progress.apply(each)
+        if len(progress.steps) >= 3:
+            view.update(progress)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "run r-test, 3 steps are made"
+    assert [line.split("  ")[0] for line in lines[1:]] == [f"step {n}/8" for n in range(4, 9)]
+
+
 def test_the_panel_shows_every_cell() -> None:
     rows = dict(panel_rows(projected(recorded(seed=1))))
     assert {"step", "reward", "waterlevel", "cell-0", "cell-1", "cell-2", "staleness", "tokens/s"} <= set(rows)

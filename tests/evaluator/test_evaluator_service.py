@@ -15,7 +15,7 @@ import zstandard
 from schemas import streams
 from schemas.events import EvaluationClaimed, EvaluationRequested, RunFinished
 from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
-from services.evaluator.service import serve
+from services.evaluator.service import CLAIM_REST_S, serve
 from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
 from services.mesh.memory_bus import MemoryBus
@@ -237,6 +237,44 @@ async def test_what_was_claimed_and_not_answered_runs_again(tmp_path: Path) -> N
     scored = await world.events("evaluation.scored", "evaluation.failed")
     assert other not in [event.entity for event in scored]
     assert len(await world.events("evaluation.claimed")) == 3
+
+
+async def test_a_dead_evaluators_claim_lapses_and_another_takes_it(tmp_path: Path) -> None:
+    """Also the one that had claimed first, after another that took over died as well; and it is told apart by its id."""
+    clock = VirtualClock()
+    world = await world_of(tmp_path, FULL_REWARD, clock=clock, timeout_s=10)
+    holds_us = round((2 * 10 + CLAIM_REST_S) * 1e6)
+    await request(world)
+    await world.say("evaluator", "evaluation.claimed", EVALUATION, EvaluationClaimed(evaluator="evaluator"), id="first")
+    clock.advance(holds_us)
+    seq = await world.say("evaluator", "evaluation.claimed", EVALUATION, EvaluationClaimed(evaluator="evaluator-b"))
+    async with serving(serve, world.context("evaluator")):
+        await request(world, evaluation="v-000000.01-1")
+        await answer(world, "v-000000.01-1")
+        clock.advance(holds_us - 1)
+        await request(world, evaluation="v-000000.02-1")
+        await answer(world, "v-000000.02-1")
+        assert await world.events("evaluation.scored") == [
+            event for event in await world.events("evaluation.scored") if event.entity != EVALUATION
+        ], "it holds until then"
+        clock.advance(1)
+        assert (await answer(world)).score == 1.0
+    claims = [event for event in await world.events("evaluation.claimed") if event.entity == EVALUATION]
+    assert [claim.data.evaluator for claim in claims] == ["evaluator", "evaluator-b", "evaluator"]
+    assert claims[-1].causation == seq
+
+
+async def test_a_claim_that_is_made_while_it_listens_lapses_too(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    world = await world_of(tmp_path, FULL_REWARD, clock=clock, timeout_s=10, workers=1)
+    # Asked for again after a failure, so that nobody may claim yet: then another evaluator does.
+    async with serving(serve, world.context("evaluator")):
+        await request(world, tries=2)
+        await world.say("evaluator", "evaluation.claimed", EVALUATION, EvaluationClaimed(evaluator="evaluator-b"))
+        await request(world, evaluation="v-000000.01-1")
+        await answer(world, "v-000000.01-1")
+        clock.advance(round((2 * 10 + CLAIM_REST_S) * 1e6))
+        assert (await answer(world)).score == 1.0
 
 
 async def test_stopping_in_the_middle_and_starting_again(tmp_path: Path) -> None:

@@ -212,6 +212,9 @@ async def test_a_timer_fires_once_when_due_and_not_before(bus: MemoryBus, clock:
         assert fired.entity == timer.entity
         await start_executions(bus, clock, range(3, 4))
         await wait_for_log(bus, "execution.dispatched", 8)
+        assert shell._timers == {}, "what has fired is forgotten"
+        await start_executions(bus, clock, range(3, 4))
+        await wait_for_log(bus, "execution.dispatched", 8)
     assert shell.driver.state.fired == 1
 
 
