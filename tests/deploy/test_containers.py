@@ -67,12 +67,24 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Run = Callable[..., str]
+class Containers:
+    """The project's containers, by the names of their services."""
+
+    def __init__(self, podman: Callable[..., str], project: str) -> None:
+        self._podman, self._project = podman, project
+
+    def __call__(self, service: str, *words: str, timeout: float = 60) -> str:
+        """What a command in a running one prints."""
+        return self._podman("podman", "exec", f"{self._project}_{service}_1", *words, timeout=timeout)
+
+    def run_again(self, service: str, *, timeout: float) -> str:
+        """What one that has ended prints when it is started once more, until it ends."""
+        return self._podman("podman", "start", "--attach", f"{self._project}_{service}_1", timeout=timeout)
 
 
 @pytest.fixture(scope="module")
-def mesh(state: Path) -> Iterator[Run]:
-    """Brings the containers up; gives what runs a command in one of them."""
+def mesh(state: Path) -> Iterator[Containers]:
+    """Brings the containers up."""
     if why := missing():
         pytest.skip(why)
     with socket.socket() as free:
@@ -94,13 +106,10 @@ def mesh(state: Path) -> Iterator[Run]:
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
         return done.stdout
 
-    def inside(service: str, *words: str, timeout: float = 60) -> str:
-        return podman("podman", "exec", f"{project}_{service}_1", *words, timeout=timeout)
-
     compose = ("podman-compose", "-p", project, "-f", str(COMPOSE))
     try:
         podman(*compose, "up", "-d", timeout=200)
-        yield inside
+        yield Containers(podman, project)
     finally:
         for name in subprocess.run(
             ["podman", "ps", "-a", "--filter", f"name={project}", "--format", "{{.Names}} {{.Status}}"],
@@ -117,7 +126,7 @@ def mesh(state: Path) -> Iterator[Run]:
         subprocess.run(network, env=environment, capture_output=True, check=False)
 
 
-def test_the_quickstart_trains_in_containers(mesh: Run, state: Path) -> None:
+def test_the_quickstart_trains_in_containers(mesh: Containers, state: Path) -> None:
     def events(kind: str, *words: str, timeout: float = 60) -> list[dict[str, Any]]:
         lines = mesh("packer", "gyre", "events", "--kind", kind, "--json", *words, timeout=timeout).splitlines()
         return [json.loads(line) for line in lines]
@@ -146,5 +155,9 @@ def test_the_quickstart_trains_in_containers(mesh: Run, state: Path) -> None:
     assert report.ok, report.violations
     [curves] = (state / "tensorboard").glob("r-*/events.out.tfevents.*")
     assert curves.stat().st_size > 0
-    again = json.loads(mesh("packer", "gyre", "open", "/etc/gyre/quickstart.toml", "--json", timeout=120))
-    assert again["opened"], "the run is over: opening again begins the next"
+
+    # The run is over: opening again begins the next. Not from inside a service, which leaves for it at once.
+    said = mesh.run_again("start", timeout=120).splitlines()[-1].split()
+    assert said[0] == "run"
+    assert said[1] != finished["entity"]
+    assert said[2:] == ["is", "open"]
