@@ -30,8 +30,9 @@ from schemas import streams
 from schemas.config import Config
 from schemas.envelope import Event
 from schemas.errors import BusError
-from schemas.events import BatchStepped, RunPaused, RunResumed, ServiceJoined
+from schemas.events import BatchStepped, ServiceJoined
 from services.cli.background import READY, probe
+from services.cli.chaos_hold import CHAOS, Hold
 from services.cli.chaos_plan import EVENTS_AN_EXECUTION, Kill, Killed, plan, position
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
@@ -40,8 +41,6 @@ from services.mesh.publisher import Publisher
 from services.mesh.server import NatsServer
 from services.mesh.supervise import Supervisor
 
-CHAOS = "chaos"
-"""Who holds a run back, in `run.paused` and `run.resumed`."""
 BUS = "nats-server"
 ROLLOUT, ENGINE = "rollout-", "engine-"
 READY_S = 180.0
@@ -73,8 +72,7 @@ class Chaos:
         self.killed: list[Killed] = []
         self._expected = rules.B * rules.N * EVENTS_AN_EXECUTION
         self._awaited: Kill | None = None
-        self._held = False
-        self._paused_by = ""
+        self._hold = Hold()
         self._ends: list[int] = []
         self._sequence = 0
         self._joined: dict[str, ServiceJoined] = {}
@@ -91,14 +89,11 @@ class Chaos:
     def observe(self, event: Event) -> None:
         """Every event of the log, in order."""
         self._sequence = event.seq
+        self._hold.observe(event)
         if isinstance(event.data, BatchStepped) and event.data.step > len(self._ends):
             self._ends.append(event.seq)
         elif isinstance(event.data, ServiceJoined):
             self._joined[event.entity] = event.data
-        elif isinstance(event.data, RunPaused):
-            self._paused_by = event.data.by
-        elif isinstance(event.data, RunResumed):
-            self._paused_by = ""
         elif event.kind == "run.finished":
             self._over.set()
         self._changed.set()
@@ -113,7 +108,7 @@ class Chaos:
         operator = Publisher(bus=bus, clock=SystemClock(), run=supervisor.run, owner="operator", instance=CHAOS)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._hold(operator, tell))
+                tasks.create_task(self._pace(operator, tell))
                 missing = await self._kill_all(mesh, tell)
                 self._await(None)
         except ExceptionGroup as failures:
@@ -123,7 +118,7 @@ class Chaos:
             # A bus that is gone cannot be told; whoever goes on with the run lets it go then.
             with contextlib.suppress(BusError, TimeoutError):
                 async with asyncio.timeout(RELEASE_S):
-                    await self._release(operator)
+                    await self._hold.release(operator)
         tell(f"chaos: killed {len(self.killed)} of {len(self.plan)} processes{f'; {missing}' if missing else ''}")
         await self._over.wait()
 
@@ -155,30 +150,19 @@ class Chaos:
         self._awaited = kill
         self._changed.set()
 
-    async def _hold(self, operator: Publisher, tell: Callable[[str], None]) -> None:
+    async def _pace(self, operator: Publisher, tell: Callable[[str], None]) -> None:
         """Holds the run back while it is further than the kill in hand allows, until there is none."""
         while not self._over.is_set():
             awaited = self._awaited
             if awaited is None:
                 return
             if self._position < awaited.hold:
-                await self._release(operator)
-            elif not self._held and not self._paused_by:
-                self._held = True
+                await self._hold.release(operator)
+            elif await self._hold.take(operator):
                 tell(f"chaos: the run waits for {awaited.process}")
-                await operator.say("run.paused", operator.run, RunPaused(by=CHAOS), id=self._id(operator, "paused"))
             if awaited is self._awaited:
                 self._changed.clear()
                 await self._changed.wait()
-
-    async def _release(self, operator: Publisher) -> None:
-        if self._held and not self._over.is_set():
-            if self._paused_by in ("", CHAOS):
-                await operator.say("run.resumed", operator.run, RunResumed(by=CHAOS), id=self._id(operator, "resumed"))
-            self._held = False
-
-    def _id(self, operator: Publisher, verb: str) -> str:
-        return f"{operator.run}.{CHAOS}.{verb}.{self._sequence}.{len(self.killed)}"
 
     async def _reach(self, at: float) -> bool:
         """Wait for a moment of the run; whether it came before the run was over."""

@@ -23,7 +23,7 @@ from schemas.config import Config
 from schemas.errors import BusError, ConfigError, Conflict
 from schemas.events import RunContinued, RunFinished, RunResumed, RunStarted
 from schemas.units import TaskRef
-from services.cli.chaos import CHAOS
+from services.cli.chaos_hold import CHAOS
 from services.cli.places import Places
 from services.cli.preflight import code_identity
 from services.cli.view import View

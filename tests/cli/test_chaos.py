@@ -15,7 +15,8 @@ from schemas import events as e
 from schemas import streams
 from schemas.config import Config
 from services.cli import logs
-from services.cli.chaos import CHAOS, processes
+from services.cli.chaos import processes
+from services.cli.chaos_hold import CHAOS
 from services.cli.chaos_plan import SPREAD, Killed, last_hold, plan, position
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
