@@ -97,12 +97,13 @@ class LiveView:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=False, get_renderable=self._draw)
         self._progress = Progress()
         self._note = ""
         self._rss = 0
         self._began = time.monotonic()
+        # Draws once when it is made.
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False, get_renderable=self._draw)
         self._live.start()
 
     def update(self, progress: Progress) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -174,6 +178,36 @@ def test_the_panel_shows_every_cell() -> None:
     assert {"step", "reward", "waterlevel", "cell-0", "cell-1", "cell-2", "staleness", "tokens/s"} <= set(rows)
     assert rows["step"].startswith("8 of 8")
     assert "(core)" in rows["cell-0"]
+
+
+IN_A_TERMINAL = """
+from services.cli.view import open_view
+
+view = open_view(quiet=False, json=False)
+view.note("making policy")
+view.busy("making policy: step 10/160")
+view.memory(2_000_000_000)
+view.close()
+print(type(view).__name__)
+"""
+
+
+def test_a_terminal_gets_a_panel() -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-c", IN_A_TERMINAL], stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        drawn = b""
+        try:
+            while piece := terminal.read(4096):
+                drawn += piece
+        except OSError:
+            pass  # Linux says so when the last one who had the terminal open is gone.
+    out, _ = child.communicate()
+    assert (child.returncode, out) == (0, "LiveView\n"), drawn.decode()
+    assert b"making policy: step 10/160" in drawn
+    assert b"2.0 GB" in drawn
+    assert b"Traceback" not in drawn
 
 
 def test_drawing() -> None:
