@@ -1,0 +1,314 @@
+"""Invariants of executions: attempts, the order of their lives, outcomes, evaluations."""
+
+from __future__ import annotations
+
+import math
+
+from replay.invariants.base import Invariant, on
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.ids import evaluation_id
+
+EXCLUDING = ("cancelled", "surplus", "overall_timeout")
+
+
+class HarnessErrors(Invariant):
+    """No harness met an answer that a correct endpoint wouldn't give.
+
+    Source: section 'Black-box proxy' (requests are retried transparently); DESIGN section 6
+    """
+
+    name = "harness_errors"
+
+    @on("execution.finished")
+    def finished(self, event: Event) -> None:
+        if errors := event.data.counters.harness_errors:
+            self.violated(event, f"{errors} harness errors")
+
+
+class Attempts(Invariant):
+    """Attempts of an execution are numbered from 0 without a gap: the next is placed when the one before was lost, nothing
+    of an old one counts, and what is sealed, settled and trained is the attempt that finished.
+
+    Source: DESIGN section 4 (starts again as attempt k+1; tokens of old attempts are never targets)
+    """
+
+    name = "attempts"
+
+    def begin(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+        self._finished: dict[str, int] = {}
+
+    @on("execution.placed")
+    def placed(self, event: Event) -> None:
+        attempt: int = event.data.attempt
+        before = self._newest.get(event.entity, -1)
+        if attempt != before + 1 or self._lost.get(event.entity, -1) != before:
+            self.violated(event, f"attempt {attempt} placed after {before}, which was not lost")
+        self._newest[event.entity] = attempt
+
+    @on("execution.lost")
+    def lost(self, event: Event) -> None:
+        if event.entity in self._finished:
+            self.violated(event, f"lost attempt {event.data.attempt} after it had finished")
+        if event.data.attempt > self._newest.get(event.entity, -1):
+            self.violated(event, f"lost attempt {event.data.attempt}, which was never placed")
+        self._lost[event.entity] = max(self._lost.get(event.entity, -1), event.data.attempt)
+
+    @on("execution.started", "execution.finished")
+    def lived(self, event: Event) -> None:
+        # One that the end of the run overtook may end before its next attempt is placed.
+        current = max(self._newest.get(event.entity, 0), self._lost.get(event.entity, -1) + 1)
+        verb = event.kind.partition(".")[2]
+        if event.data.attempt != current:
+            self.violated(event, f"{verb} attempt {event.data.attempt}, the newest is {current}")
+        if verb == "finished":
+            self._finished.setdefault(event.entity, event.data.attempt)
+
+    @on("execution.sealed", "execution.tree-frozen", "execution.settled")
+    def closed(self, event: Event) -> None:
+        attempt: int = event.data.attempt
+        if attempt != self._finished.get(event.entity, attempt):
+            verb = event.kind.partition(".")[2]
+            self.violated(event, f"{verb} attempt {attempt}, attempt {self._finished[event.entity]} finished")
+
+    @on("group.materialized")
+    def materialized(self, event: Event) -> None:
+        for row in event.data.rows:
+            ended = self._finished.get(row.execution, row.attempt)
+            if row.attempt != ended:
+                self.violated(event, f"a row of {row.execution} is of attempt {row.attempt}, attempt {ended} finished")
+
+
+_BEFORE = {
+    "execution.placed": ("execution.dispatched",),
+    "execution.started": ("execution.placed",),
+    "execution.lost": ("execution.placed",),
+    "execution.finished": ("execution.dispatched",),
+    "execution.sealed": ("execution.finished",),
+    "execution.tree-frozen": ("execution.sealed",),
+    "execution.settled": ("execution.finished",),
+}
+_ANSWERS = {"execution.sealed": "execution.finished", "execution.tree-frozen": "execution.sealed"}
+_NEVER_AFTER = {
+    "execution.placed": "execution.sealed",
+    "execution.started": "execution.finished",
+    "execution.lost": "execution.finished",
+}
+
+
+class LifeCycle(Invariant):
+    """An execution is dispatched, placed, started, finished, sealed, frozen and settled in this order; one that no placement
+    allowed to start ends only with the run. A seal answers the end, a frozen tree the seal.
+
+    Source: DESIGN sections 3, 6 and 7
+    """
+
+    name = "life_cycle"
+
+    def begin(self) -> None:
+        self._said: dict[tuple[str, str], int] = {}
+
+    @on("execution.dispatched", *_BEFORE)
+    def said(self, event: Event) -> None:
+        kind, name, said = event.kind, event.entity, self._said
+        verb = kind.partition(".")[2]
+        for before in _BEFORE.get(kind, ()):
+            if (before, name) not in said:
+                self.violated(event, f"{verb} before it was {before.partition('.')[2]}")
+        if kind in _NEVER_AFTER and (_NEVER_AFTER[kind], name) in said:
+            self.violated(event, f"{verb} after it was {_NEVER_AFTER[kind].partition('.')[2]}")
+        if kind in _ANSWERS and event.causation and said.get((_ANSWERS[kind], name)) not in (None, event.causation):
+            self.violated(event, f"{verb} answers {event.causation}, not what it follows from")
+        unplaced = kind == "execution.finished" and ("execution.placed", name) not in said
+        if unplaced and not self.scene.finished:
+            self.violated(event, "finished and was never placed")
+        said.setdefault((kind, name), event.seq)
+
+    def end(self) -> None:
+        if not self.evidence.complete:
+            return
+        said = self._said
+        for (kind, name), seq in list(said.items()):
+            if kind == "execution.placed" and ("execution.finished", name) not in said:
+                self.report(seq, name, "placed and never finished")
+            if kind == "execution.finished" and ("execution.sealed", name) not in said:
+                self.report(seq, name, "finished and never sealed")
+            if kind == "execution.sealed" and ("execution.tree-frozen", name) not in said:
+                self.report(seq, name, "sealed and never frozen")
+            # After the run's end nobody evaluates what is left.
+            if kind == "execution.finished" and not self.scene.finished and ("execution.settled", name) not in said:
+                self.report(seq, name, "finished and never settled")
+
+
+class OneOutcome(Invariant):
+    """Every execution of a group that is ready, consumed or discarded ended in exactly one outcome, and the group's rewards
+    are those outcomes. An execution without one is open only because the run ended before.
+
+    Source: section 'Partial scoring'; DESIGN section 4
+    """
+
+    name = "one_outcome"
+
+    def begin(self) -> None:
+        self._settled: dict[str, e.ExecutionSettled] = {}
+
+    @on("execution.settled")
+    def settled(self, event: Event) -> None:
+        execution = self.scene.executions.get(event.entity)
+        if event.entity in self._settled:
+            self.violated(event, "settled twice")
+        if execution is not None and execution.status != "finished":
+            self.violated(event, "settled and not finished")
+        self._settled[event.entity] = event.data
+
+    @on("group.ready")
+    def ready(self, event: Event) -> None:
+        data: e.GroupReady = event.data
+        members = self._closes(event)
+        for reward in data.rewards:
+            known = self._settled.get(reward.execution)
+            if known and (known.outcome, known.reward) != (reward.outcome, reward.reward):
+                said, right = f"{reward.outcome} {reward.reward}", f"{known.outcome} {known.reward}"
+                self.violated(event, f"{reward.execution} has {said}, settled {right}")
+        if sorted(reward.execution for reward in data.rewards) != sorted(members):
+            self.violated(event, "its rewards are not one for each of its executions")
+
+    @on("group.discarded")
+    def discarded(self, event: Event) -> None:
+        members = self._closes(event)
+        outcomes = [self._settled[name] for name in members if name in self._settled]
+        counted = sum(each.outcome != "excluded" for each in outcomes)
+        if counted >= 2:
+            self.violated(event, f"discarded with {counted} rewards to compare")
+
+    def _closes(self, event: Event) -> list[str]:
+        group = self.scene.groups.get(event.entity)
+        members = group.executions if group else []
+        for name in members:
+            if name not in self._settled:
+                self.violated(event, f"{name} has no outcome yet")
+        return members
+
+
+class OutcomeRule(Invariant):
+    """An outcome follows from how the execution ended and from what its tests said, from nothing else: cancelled, surplus
+    and overall time-out are excluded; a total failure, or nothing to score, is a placeholder of reward 0; a valid score of
+    what was preserved is the reward, after a harness time-out too; everything else is excluded.
+
+    Source: section 'Partial scoring'; DESIGN sections 4 and 7
+    """
+
+    name = "outcome_rule"
+
+    def begin(self) -> None:
+        self._finished: dict[str, e.ExecutionFinished] = {}
+        self._scored: dict[str, tuple[int, e.EvaluationScored]] = {}
+        self._failed: set[str] = set()
+        self._trees: dict[str, e.ExecutionTreeFrozen] = {}
+
+    @on("execution.finished")
+    def finished(self, event: Event) -> None:
+        self._finished.setdefault(event.entity, event.data)
+
+    @on("evaluation.scored")
+    def scored(self, event: Event) -> None:
+        self._scored.setdefault(event.data.execution, (event.seq, event.data))
+
+    @on("evaluation.failed")
+    def failed(self, event: Event) -> None:
+        self._failed.add(event.data.execution)
+
+    @on("execution.tree-frozen")
+    def frozen(self, event: Event) -> None:
+        self._trees.setdefault(event.entity, event.data)
+
+    @on("execution.settled")
+    def settled(self, event: Event) -> None:
+        data: e.ExecutionSettled = event.data
+        ended = self._finished.get(event.entity)
+        if ended is None:
+            return
+        right = self._right(event, ended)
+        if right is not None and (data.outcome, data.reward) not in right:
+            expected = " or ".join(f"{outcome} {reward:g}" for outcome, reward in right)
+            self.violated(event, f"{data.outcome} {data.reward:g} after {ended.reason}, expected {expected}")
+        if data.outcome == "valid" and data.evaluation != evaluation_id(event.entity, data.attempt):
+            self.violated(event, f"names the evaluation {data.evaluation!r}")
+
+    def _right(self, event: Event, ended: e.ExecutionFinished) -> list[tuple[str, float]] | None:
+        if ended.reason in EXCLUDING:
+            return [("excluded", 0.0)]
+        if ended.reason == "total_failure" or not ended.workspace:
+            return [("placeholder", 0.0)]
+        tree = self._trees.get(event.entity)
+        if tree is not None and (not tree.blob or tree.attempt != ended.attempt):
+            return [("excluded", 0.0)]
+        seq, scored = self._scored.get(event.entity, (0, None))
+        given_up = [("excluded", 0.0)] if event.entity in self._failed else []
+        if scored is None or (event.causation and seq > event.causation):
+            return given_up
+        same = scored.workspace_digest == ended.workspace_digest and scored.branch == -1
+        if not same or not scored.valid or not math.isfinite(scored.score) or scored.attempt != ended.attempt:
+            return [("excluded", 0.0)]
+        return [("valid", scored.score), *given_up]
+
+
+class Evaluations(Invariant):
+    """An evaluation is asked for after its execution finished, tries numbered from 1; each try is claimed once, by whoever
+    answers it, and answered once; a score is the last word.
+
+    Source: DESIGN sections 3 (claims) and 7 (outcome)
+    """
+
+    name = "evaluations"
+
+    def begin(self) -> None:
+        self._tries: dict[str, tuple[int, int]] = {}
+        """Evaluation to its newest try and the sequence of the request."""
+        self._holder: dict[str, str] = {}
+        self._answered: dict[str, int] = {}
+        """The newest try that failed; a large number after a score."""
+
+    @on("evaluation.requested")
+    def requested(self, event: Event) -> None:
+        data: e.EvaluationRequested = event.data
+        tries, _ = self._tries.get(event.entity, (0, 0))
+        execution = self.scene.executions.get(data.execution)
+        if execution is not None and execution.status != "finished":
+            self.violated(event, f"asked for while {data.execution} is {execution.status}")
+        if data.tries != tries + 1:
+            self.violated(event, f"try {data.tries} follows try {tries}")
+        elif tries and self._answered.get(event.entity, 0) != tries:
+            self.violated(event, f"try {data.tries} is asked for and try {tries} did not fail")
+        self._tries[event.entity] = (data.tries, event.seq)
+        self._holder.pop(event.entity, None)
+
+    @on("evaluation.claimed")
+    def claimed(self, event: Event) -> None:
+        tries, asked = self._tries.get(event.entity, (0, 0))
+        if not tries:
+            self.violated(event, "claimed and was never asked for")
+        elif event.entity in self._holder or self._answered.get(event.entity, 0) >= tries:
+            self.violated(event, f"try {tries} claimed twice")
+        elif event.causation and event.causation != asked:
+            self.violated(event, f"the claim answers {event.causation}, the request is at {asked}")
+        self._holder[event.entity] = event.data.evaluator
+
+    @on("evaluation.scored", "evaluation.failed")
+    def answered(self, event: Event) -> None:
+        tries, _ = self._tries.get(event.entity, (0, 0))
+        if event.entity not in self._holder:
+            self.violated(event, f"try {tries} answered and nobody had claimed it")
+        elif event.instance and self._holder[event.entity] != event.instance:
+            self.violated(event, f"answered by {event.instance}, claimed by {self._holder[event.entity]}")
+        if self._answered.get(event.entity, 0) >= tries:
+            self.violated(event, f"try {tries} answered twice")
+        scored = event.kind == "evaluation.scored"
+        self._answered[event.entity] = 1 << 30 if scored else max(tries, self._answered.get(event.entity, 0))
+
+    def end(self) -> None:
+        for name, (tries, seq) in self._tries.items():
+            if self.evidence.complete and not self.scene.finished and self._answered.get(name, 0) < tries:
+                self.report(seq, name, f"try {tries} was never answered")

@@ -1,0 +1,318 @@
+"""What each kind of event changes in the scene, and the two orders in which events are told.
+
+In LOG a decision may lie behind facts that its decider had not read. Laws about what the scheduler may decide are looked
+at in its own order: each input, then what was decided on it.
+
+    LOG              a  b  D(a)  c  D(c)
+    scheduler order  a  D(a)  b  c  D(c)
+
+The fold is lenient: what makes no sense changes as little as it can.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from replay.invariants.scene import BatchSeen, CellSeen, ExecutionSeen, GroupSeen, Scene
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.kinds import KINDS
+
+_DECISIONS = frozenset(
+    (name, owner) for name, kind in KINDS.items() for owner, nature in kind.owners.items() if nature == "decision"
+)
+
+
+def decides(event: Event, owner: str) -> bool:
+    """Whether it is a decision of this decider."""
+    return event.owner == owner and (event.kind, owner) in _DECISIONS
+
+
+def apply(scene: Scene, event: Event) -> None:
+    """One event, in whichever order. Kinds and schema versions that this version does not know change nothing."""
+    change = CHANGES.get(event.kind)
+    if change is not None and not isinstance(event.data, msgspec.Raw):
+        change(scene, event)
+
+
+def _run_started(scene: Scene, event: Event) -> None:
+    scene.run, scene.config = event.entity, event.data.config
+
+
+def _run_finished(scene: Scene, event: Event) -> None:
+    scene.finished = True
+
+
+def _run_paused(scene: Scene, event: Event) -> None:
+    scene.paused = True
+
+
+def _run_resumed(scene: Scene, event: Event) -> None:
+    scene.paused = False
+
+
+def _cell_joined(scene: Scene, event: Event) -> None:
+    data: e.CellJoined = event.data
+    cell = scene.cells.setdefault(event.entity, CellSeen(index=data.index, capacity=data.capacity))
+    cell.version = max(cell.version, data.version)
+
+
+def _cell_withdrawn(scene: Scene, event: Event) -> None:
+    cell = scene.cells.get(event.entity)
+    if cell is not None and cell.index > 0:
+        cell.withdrawn = True
+
+
+def _cell_reinstated(scene: Scene, event: Event) -> None:
+    cell = scene.cells.get(event.entity)
+    if cell is not None:
+        cell.withdrawn = False
+
+
+def _role_transition(scene: Scene, event: Event) -> None:
+    data: e.CellRoleTransition = event.data
+    cell = scene.cells.get(event.entity)
+    if cell is None:
+        return
+    if data.phase == "decided":
+        cell.place, cell.epoch, cell.arrived = ("leaving" if data.target == "train" else "returning"), data.epoch, False
+    elif data.epoch == cell.epoch and data.phase == "acquired":
+        cell.arrived = True
+        if data.target == "rollout":
+            cell.version = max(cell.version, data.version)
+    elif data.epoch == cell.epoch and data.phase == "completed":
+        cell.place, cell.arrived = ("training" if data.target == "train" else "serving"), False
+
+
+def _weights_published(scene: Scene, event: Event) -> None:
+    cell = scene.cells.get(event.entity)
+    if cell is not None:
+        cell.version = max(cell.version, event.data.version)
+
+
+def _burst_opened(scene: Scene, event: Event) -> None:
+    scene.bursts += 1
+    scene.burst, scene.burst_id, scene.burst_done = event.data, event.entity, 0
+
+
+def _burst_ended(scene: Scene, event: Event) -> None:
+    scene.burst, scene.burst_id, scene.published = None, "", event.data.version
+
+
+def _group_dispatched(scene: Scene, event: Event) -> None:
+    data: e.GroupDispatched = event.data
+    scene.groups[event.entity] = GroupSeen(version=data.version, reason=data.reason, executions=data.executions)
+    scene.alive += 1
+    if data.reason in ("replacement", "refill"):
+        scene.owed -= 1
+
+
+def _group_ready(scene: Scene, event: Event) -> None:
+    group = scene.groups.get(event.entity)
+    if group is not None and group.status == "dispatched":
+        group.status = "ready"
+        scene.ready.add(event.entity)
+
+
+def _group_claimed(scene: Scene, event: Event) -> None:
+    data: e.GroupClaimed = event.data
+    batch, group = scene.batches.get(data.batch), scene.groups.get(event.entity)
+    if batch is not None:
+        batch.claimed.append(event.entity)
+    if group is not None and group.status in ("dispatched", "ready"):
+        group.status, group.batch = "claimed", data.batch
+        scene.ready.discard(event.entity)
+
+
+def _group_consumed(scene: Scene, event: Event) -> None:
+    data: e.GroupConsumed = event.data
+    group, batch = scene.groups.get(event.entity), scene.batches.get(data.batch)
+    if group is not None and group.status != "consumed":
+        group.status = "consumed"
+        scene.ready.discard(event.entity)
+        scene.alive -= 1
+    if batch is not None:
+        batch.consumed += 1
+        if batch.consumed >= batch.opened.groups and scene.batch == data.batch:
+            scene.batch = ""
+
+
+def _group_discarded(scene: Scene, event: Event) -> None:
+    group = scene.groups.get(event.entity)
+    if group is not None and group.status not in ("consumed", "discarded"):
+        group.status = "discarded"
+        scene.ready.discard(event.entity)
+        scene.alive -= 1
+        scene.owed += 1
+
+
+def _execution_dispatched(scene: Scene, event: Event) -> None:
+    data: e.ExecutionDispatched = event.data
+    if event.entity in scene.executions:
+        return
+    scene.executions[event.entity] = ExecutionSeen(group=data.group)
+    scene.queued += 1
+    if data.group:
+        scene.d += 1
+
+
+def _execution_placed(scene: Scene, event: Event) -> None:
+    data: e.ExecutionPlaced = event.data
+    execution, cell = scene.executions.get(event.entity), scene.cells.get(data.cell)
+    if execution is None or execution.status == "finished":
+        return
+    if execution.status == "queued":
+        execution.status = "placed"
+        scene.queued -= 1
+        scene.a += not execution.held_out
+    elif execution.cell in scene.cells:
+        scene.cells[execution.cell].load -= 1
+    if cell is not None:
+        cell.load += 1
+    execution.cell, execution.attempt, execution.lost = data.cell, data.attempt, False
+
+
+def _execution_started(scene: Scene, event: Event) -> None:
+    execution = scene.executions.get(event.entity)
+    if execution is not None and execution.status == "placed" and execution.attempt == event.data.attempt:
+        execution.status = "running"
+        if not execution.held_out:
+            scene.a -= 1
+            scene.p += 1
+
+
+def _execution_lost(scene: Scene, event: Event) -> None:
+    execution = scene.executions.get(event.entity)
+    if execution is not None and execution.status in ("placed", "running") and execution.attempt == event.data.attempt:
+        execution.lost = True
+
+
+def _execution_finished(scene: Scene, event: Event) -> None:
+    data: e.ExecutionFinished = event.data
+    execution = scene.executions.get(event.entity)
+    if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
+        return
+    counts = not execution.held_out
+    if execution.status == "queued":
+        scene.queued -= 1
+        scene.p += counts
+    elif execution.status == "placed":
+        scene.a -= counts
+        scene.p += counts
+    if execution.cell in scene.cells:
+        scene.cells[execution.cell].load -= 1
+    scene.f += counts
+    execution.status, execution.lost = "finished", False
+
+
+def _route_moved(scene: Scene, event: Event) -> None:
+    data: e.RouteMoved = event.data
+    execution = scene.executions.get(event.entity)
+    if execution is None or execution.status not in ("placed", "running"):
+        return
+    for name, change in ((execution.cell, -1), (data.target, 1)):
+        if name in scene.cells:
+            scene.cells[name].load += change
+    execution.cell = data.target
+
+
+def _batch_opened(scene: Scene, event: Event) -> None:
+    scene.batches[event.entity] = BatchSeen(opened=event.data)
+    scene.batch = event.entity
+
+
+def _stream_closed(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.entity)) is not None:
+        batch.closed = event.data
+
+
+def _join_closed(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.entity)) is not None:
+        batch.join = event.data
+
+
+def _batch_stepped(scene: Scene, event: Event) -> None:
+    batch = scene.batches.get(event.entity)
+    if batch is not None and not batch.stepped:
+        batch.stepped = True
+        scene.burst_done += 1
+        scene.version = event.data.version
+
+
+def _micro_step_enqueued(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.micro_steps.setdefault(event.entity, "")
+
+
+def _micro_step_claimed(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.micro_steps[event.entity] = event.data.cell
+
+
+def _micro_step_done(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.done[event.entity] = event.data
+
+
+def _micro_step_released(scene: Scene, event: Event) -> None:
+    if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.micro_steps[event.entity] = ""
+        batch.done.pop(event.entity, None)
+
+
+CHANGES: dict[str, Callable[[Scene, Event], None]] = {
+    "run.started": _run_started,
+    "run.finished": _run_finished,
+    "run.paused": _run_paused,
+    "run.resumed": _run_resumed,
+    "cell.joined": _cell_joined,
+    "cell.withdrawn": _cell_withdrawn,
+    "cell.reinstated": _cell_reinstated,
+    "cell.role-transition": _role_transition,
+    "weights.published": _weights_published,
+    "burst.opened": _burst_opened,
+    "burst.ended": _burst_ended,
+    "group.dispatched": _group_dispatched,
+    "group.ready": _group_ready,
+    "group.claimed": _group_claimed,
+    "group.consumed": _group_consumed,
+    "group.discarded": _group_discarded,
+    "execution.dispatched": _execution_dispatched,
+    "execution.placed": _execution_placed,
+    "execution.started": _execution_started,
+    "execution.lost": _execution_lost,
+    "execution.finished": _execution_finished,
+    "route.moved": _route_moved,
+    "batch.opened": _batch_opened,
+    "batch.stream-closed": _stream_closed,
+    "batch.join-closed": _join_closed,
+    "batch.stepped": _batch_stepped,
+    "micro-step.enqueued": _micro_step_enqueued,
+    "micro-step.claimed": _micro_step_claimed,
+    "micro-step.done": _micro_step_done,
+    "micro-step.released": _micro_step_released,
+}
+
+
+class SchedulerOrder:
+    """Turns the log's order into the scheduler's."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque()
+
+    def take(self, event: Event) -> Iterator[Event]:
+        """The events whose turn has come with this one."""
+        if decides(event, "scheduler"):
+            while self._waiting and self._waiting[0].seq <= event.causation:
+                yield self._waiting.popleft()
+            yield event
+        else:
+            self._waiting.append(event)
+
+    def rest(self) -> Iterator[Event]:
+        """Inputs after the last on which something was decided, when the log ends."""
+        while self._waiting:
+            yield self._waiting.popleft()

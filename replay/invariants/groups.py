@@ -1,0 +1,203 @@
+"""Invariants of groups: how they close, their advantages, and the rows that admission draws."""
+
+from __future__ import annotations
+
+import math
+
+from replay.invariants.base import Invariant, on
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.units import RowPlan
+
+_NEXT = {
+    "group.ready": ("dispatched", "ready"),
+    "group.materialized": ("ready", "materialized"),
+    "group.claimed": ("materialized", "claimed"),
+    "group.consumed": ("claimed", "consumed"),
+    "group.discarded": ("dispatched", "discarded"),
+}
+
+
+class Groups(Invariant):
+    """Every group closes or is replaced: dispatched, ready, materialized, claimed for a batch, consumed by its step; or
+    discarded. One whose executions are all settled is closed at once, and a batch claims only while it is open.
+
+    Source: DESIGN section 4 (a group is ready when ...), section 8
+    """
+
+    name = "groups"
+
+    def begin(self) -> None:
+        self._at: dict[str, str] = {}
+        self._open: dict[str, int] = {}
+        """Group to how many of its executions are not settled."""
+        self._group_of: dict[str, str] = {}
+        self._due: dict[str, Event] = {}
+        """Groups that are settled and not closed, and the settlement that did it."""
+        self._newest = 0
+        """The input that trajectories answered last."""
+
+    @on("group.dispatched")
+    def dispatched(self, event: Event) -> None:
+        self._at[event.entity] = "dispatched"
+        self._open[event.entity] = len(event.data.executions)
+        for execution in event.data.executions:
+            self._group_of[execution] = event.entity
+
+    @on("execution.settled")
+    def settled(self, event: Event) -> None:
+        self._newest = max(self._newest, event.causation)
+        group = self._group_of.pop(event.entity, "")
+        if group:
+            self._open[group] -= 1
+            if self._open[group] == 0 and self._at[group] == "dispatched":
+                self._due[group] = event
+
+    @on(*_NEXT)
+    def moved(self, event: Event) -> None:
+        before, after = _NEXT[event.kind]
+        at = self._at.get(event.entity, "never dispatched")
+        if at != before:
+            self.violated(event, f"{after}, and it was {at}")
+        self._at[event.entity] = after
+        if event.owner == "trajectories":
+            self._newest = max(self._newest, event.causation)
+        if event.kind != "group.ready":
+            self._due.pop(event.entity, None)
+        if event.kind == "group.claimed":
+            batch = self.scene.batches.get(event.data.batch)
+            if batch is None or batch.closed is not None:
+                self.violated(event, f"claimed for {event.data.batch}, which is not open")
+
+    def end(self) -> None:
+        for group, event in self._due.items():
+            # The last decisions may lie beyond the log's end.
+            if event.causation < self._newest or self.evidence.complete:
+                self.report(event.seq, group, "all its executions are settled, and it was never closed")
+
+
+class Advantages(Invariant):
+    """A ready group has at least two rewards in its baseline; advantages are (r - mean) / (std + 1e-4), or r - mean, sum to
+    zero over it, and are zero outside.
+
+    Source: section 'Partial scoring'; DESIGN section 7
+    """
+
+    name = "advantages"
+
+    @on("group.ready")
+    def ready(self, event: Event) -> None:
+        data: e.GroupReady = event.data
+        inside = [reward for reward in data.rewards if reward.outcome != "excluded"]
+        if len(inside) < 2:
+            self.violated(event, f"{len(inside)} rewards in the baseline")
+        if abs(total := sum(reward.advantage for reward in inside)) > 1e-3:
+            self.violated(event, f"advantages sum to {total:.4f}")
+        if any(reward.advantage for reward in data.rewards if reward.outcome == "excluded"):
+            self.violated(event, "an excluded execution has an advantage")
+        if not inside or self.scene.config is None:
+            return
+        mean = math.fsum(reward.reward for reward in inside) / len(inside)
+        std = math.sqrt(math.fsum((reward.reward - mean) ** 2 for reward in inside) / len(inside))
+        if not (math.isclose(data.mean, mean, abs_tol=1e-9) and math.isclose(data.std, std, abs_tol=1e-9)):
+            self.violated(event, f"mean {data.mean:g} and std {data.std:g}, its rewards have {mean:g} and {std:g}")
+        divisor = std + 1e-4 if self.scene.config.trajectories.advantage == "mean_std" else 1.0
+        for reward in inside:
+            right = (reward.reward - mean) / divisor
+            if not math.isclose(reward.advantage, right, rel_tol=1e-6, abs_tol=1e-6):
+                self.violated(event, f"{reward.execution} has advantage {reward.advantage:g}, expected {right:g}")
+
+
+class RowsDisjoint(Invariant):
+    """The rows that admission drew from one execution have no target in common.
+
+    Source: section 'Trajectory sampling', equation (4) (a shared prefix is never trained twice)
+    """
+
+    name = "rows_disjoint"
+
+    @on("group.materialized")
+    def materialized(self, event: Event) -> None:
+        seen: dict[tuple[str, int], int] = {}
+        for row in event.data.rows:
+            for node in row.target_nodes:
+                draw = seen.setdefault((row.execution, node), row.draw)
+                if draw != row.draw:
+                    self.violated(event, f"node {node} of {row.execution} is in draws {draw} and {row.draw}")
+
+
+class Admission(Invariant):
+    """At most J_max rows an execution, from its frozen tree: each a root-to-leaf path, its targets trainable nodes on that
+    path, counted right, of the highest class that has any left; nothing trainable is left over below J_max.
+
+    Source: section 'Trajectory sampling', equation (4)
+    """
+
+    name = "admission"
+
+    def begin(self) -> None:
+        self._trees: dict[str, e.ExecutionTreeFrozen] = {}
+        self._valid: set[str] = set()
+
+    @on("execution.tree-frozen")
+    def frozen(self, event: Event) -> None:
+        self._trees[event.entity] = event.data
+
+    @on("execution.settled")
+    def settled(self, event: Event) -> None:
+        if event.data.outcome == "valid":
+            self._valid.add(event.entity)
+
+    @on("group.materialized")
+    def materialized(self, event: Event) -> None:
+        group = self.scene.groups.get(event.entity)
+        rows: dict[str, list[RowPlan]] = {name: [] for name in group.executions} if group else {}
+        for row in event.data.rows:
+            rows.setdefault(row.execution, []).append(row)
+        for execution, drawn in rows.items():
+            tree = self._trees.pop(execution, None)
+            if execution not in self._valid:
+                if drawn:
+                    self.violated(event, f"{execution} has rows and no valid reward")
+            elif tree is None:
+                self.violated(event, f"{execution} has a valid reward and no tree")
+            else:
+                self._drawn(event, execution, tree, drawn)
+            self._valid.discard(execution)
+
+    def _drawn(self, event: Event, execution: str, tree: e.ExecutionTreeFrozen, drawn: list[RowPlan]) -> None:
+        left = list(tree.trainable)
+        for index, row in enumerate(drawn):
+            if row.draw != index or row.leaf not in tree.leaves:
+                self.violated(event, f"draw {row.draw} of {execution} is of node {row.leaf}, as number {index}")
+                return
+            path = []
+            node = row.leaf
+            while node >= 0:
+                path.append(node)
+                node = tree.parents[node]
+            targets = [node for node in reversed(path) if left[node]]
+            counts = (sum(tree.tokens[node] for node in path), sum(left[node] for node in targets))
+            if row.target_nodes != targets or (row.tokens, row.targets) != counts:
+                self.violated(event, f"draw {row.draw} of {execution} is not the unmasked part of its path")
+            best = min(
+                (kind for leaf, kind in zip(tree.leaves, tree.classes, strict=True) if self._open(tree, left, leaf)),
+                default=-1,
+            )
+            if tree.classes[tree.leaves.index(row.leaf)] != best:
+                self.violated(event, f"draw {row.draw} of {execution} passes over class {best}")
+            for node in path:
+                left[node] = 0
+        limit = self.scene.rules.trajectories.J_max
+        rest = any(self._open(tree, left, leaf) for leaf in tree.leaves)
+        if len(drawn) > limit or (len(drawn) < limit and rest):
+            self.violated(event, f"{execution} has {len(drawn)} rows, J_max is {limit}")
+
+    @staticmethod
+    def _open(tree: e.ExecutionTreeFrozen, left: list[int], leaf: int) -> bool:
+        node = leaf
+        while node >= 0:
+            if left[node]:
+                return True
+            node = tree.parents[node]
+        return False

@@ -1,0 +1,133 @@
+"""The run as its events tell it: one state for all invariants. `replay.invariants.folding` is the code that changes it.
+
+It is told what happened, not what should have: telling what makes no sense is the invariants' part.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas import events as e
+from schemas.config import Config
+from schemas.ids import cell_index
+
+
+class CellSeen(msgspec.Struct, kw_only=True):
+    index: int
+    capacity: int
+    place: str = "serving"
+    """serving, leaving, training, returning"""
+    arrived: bool = False
+    """Whether the last phase before `completed` was said."""
+    epoch: int = 0
+    version: int = 0
+    load: int = 0
+    """Executions placed here and not finished, held-out ones included."""
+    withdrawn: bool = False
+
+    @property
+    def serves(self) -> bool:
+        return self.place == "serving"
+
+
+class ExecutionSeen(msgspec.Struct, kw_only=True):
+    group: str
+    """Empty for a held-out execution."""
+    status: str = "queued"
+    """queued, placed, running, finished"""
+    cell: str = ""
+    attempt: int = -1
+    lost: bool = False
+
+    @property
+    def held_out(self) -> bool:
+        return not self.group
+
+
+class GroupSeen(msgspec.Struct, kw_only=True):
+    version: int
+    reason: str
+    executions: list[str]
+    status: str = "dispatched"
+    """dispatched, ready, claimed, consumed, discarded"""
+    batch: str = ""
+
+
+class BatchSeen(msgspec.Struct, kw_only=True):
+    opened: e.BatchOpened
+    closed: e.BatchStreamClosed | None = None
+    join: e.BatchJoinClosed | None = None
+    stepped: bool = False
+    claimed: list[str] = []
+    """Groups, in the order of their claims."""
+    micro_steps: dict[str, str] = {}
+    """Name to the cell that holds it; empty while it is free."""
+    done: dict[str, e.MicroStepDone] = {}
+    consumed: int = 0
+
+
+class Scene:
+    """Where the run stands after the events applied so far."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.config: Config | None = None
+        self.now_us = 0
+        """The scheduler's present: the latest stored time of its inputs."""
+        self.finished = self.paused = False
+        self.d = self.p = self.f = self.a = 0
+        """The ledger: training executions dispatched, started, finished; placed and not started."""
+        self.queued = 0
+        """Executions that wait for their first placement, held-out ones included."""
+        self.cells: dict[str, CellSeen] = {}
+        self.executions: dict[str, ExecutionSeen] = {}
+        self.groups: dict[str, GroupSeen] = {}
+        self.ready: set[str] = set()
+        """Groups ready and not claimed."""
+        self.alive = 0
+        """Groups dispatched and neither consumed nor discarded."""
+        self.owed = 0
+        """Discarded groups that no dispatch has replaced."""
+        self.bursts = 0
+        self.burst: e.BurstOpened | None = None
+        self.burst_id = ""
+        self.burst_done = 0
+        """Steps that the open burst has made."""
+        self.batches: dict[str, BatchSeen] = {}
+        self.batch = ""
+        """The one that is open: not every group of it is consumed."""
+        self.version = 0
+        """In the training cells."""
+        self.published = 0
+        """Version that the last burst ended with."""
+
+    def __repr__(self) -> str:
+        w = self.d - self.f
+        return f"<Scene d={self.d} p={self.p} f={self.f} a={self.a} w={w} v{self.version} [{len(self.cells)} cells]>"
+
+    @property
+    def rules(self) -> Config:
+        assert self.config is not None
+        return self.config
+
+    def serving(self) -> list[CellSeen]:
+        """Cells that may take executions."""
+        return [cell for cell in self.cells.values() if cell.place == "serving" and not cell.withdrawn]
+
+    def moving(self) -> list[str]:
+        return [name for name, cell in self.cells.items() if cell.place in ("leaving", "returning")]
+
+    def training(self) -> list[str]:
+        """By index."""
+        return sorted((n for n, cell in self.cells.items() if cell.place == "training"), key=cell_index)
+
+    def served_capacity(self) -> int:
+        """C_R of equation (1), of the cells that have joined."""
+        return sum(cell.capacity for cell in self.serving())
+
+    def supply(self) -> float:
+        """Ready and unclaimed groups, capped by what the batch in hand, or a whole one, still needs."""
+        need = self.rules.scheduler.B
+        if self.batch:
+            need -= len(self.batches[self.batch].claimed)
+        return min(len(self.ready), need)

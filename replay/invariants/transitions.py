@@ -1,0 +1,278 @@
+"""Invariants of role transitions: one at a time, a prefix, phases in order, and the inequalities that allow them."""
+
+from __future__ import annotations
+
+from replay.invariants.base import Invariant, names, on
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.ids import cell_index
+
+
+class TransitionsSerial(Invariant):
+    """One cell changes its role at a time.
+
+    Source: section 'Boundary dispatch and waterlevel control' (cells transition serially)
+    """
+
+    name = "transitions_serial"
+    order = "scheduler"
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        data: e.CellRoleTransition = event.data
+        moving = self.scene.moving()
+        if data.phase == "decided" and moving:
+            self.violated(event, f"decided while {names(moving)} is in transition")
+        elif data.phase == "completed" and event.entity not in moving:
+            self.violated(event, f"completed, but {names(moving) or 'no cell'} is in transition")
+
+
+class TrainingPrefix(Invariant):
+    """Cells that train are a prefix, the core first, satellites by index; it grows, and is kept for the burst: after the
+    burst's end satellites return, the highest index first, and the core too unless it was said to stay.
+
+    Source: section 'Boundary dispatch and waterlevel control'; section 'Streaming training with dynamic membership'
+    """
+
+    name = "training_prefix"
+    order = "scheduler"
+
+    def begin(self) -> None:
+        self._recalled: set[str] = set()
+
+    @on("burst.ended")
+    def ended(self, event: Event) -> None:
+        stays: bool = event.data.core_stays
+        self._recalled = {name for name in self.scene.training() if cell_index(name) or not stays}
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        data: e.CellRoleTransition = event.data
+        scene, cell = self.scene, self.scene.cells.get(event.entity)
+        if data.phase != "decided" or cell is None:
+            return
+        training = scene.training()
+        if data.target == "rollout":
+            if not training or event.entity != training[-1]:
+                self.violated(event, f"returns before {training[-1] if training else 'it trained'}")
+            if event.entity not in self._recalled:
+                self.violated(event, "returns before the burst's end")
+            self._recalled.discard(event.entity)
+            return
+        if training != [f"cell-{index}" for index in range(cell.index)]:
+            self.violated(event, f"joins while {names(training) or 'no cell'} trains: no prefix")
+        if cell.index >= scene.rules.cells.trainable:
+            self.violated(event, f"may not train: cells.trainable = {scene.rules.cells.trainable}")
+        if cell.withdrawn:
+            self.violated(event, "is withdrawn")
+        if self._recalled:
+            self.violated(event, f"joins before {names(self._recalled)} returned")
+        if scene.burst is None or scene.burst_done >= scene.burst.steps:
+            self.violated(event, "joins outside of a burst")
+
+
+_PHASES = {
+    "train": [
+        ("decided", "scheduler"),
+        ("draining", "rollout"),
+        ("drained", "rollout"),
+        ("released", "rollout"),
+        ("acquired", "trainer"),
+        ("completed", "scheduler"),
+    ],
+    "rollout": [("decided", "scheduler"), ("released", "trainer"), ("acquired", "rollout"), ("completed", "scheduler")],
+}
+
+
+class TransitionPhases(Invariant):
+    """A transition goes through its phases in their order, each said once by its owner: decided, draining, drained and
+    released by the engine, acquired by the trainer, completed; back: decided, released by the trainer, acquired by the
+    engine with the version published last, completed.
+
+    Source: DESIGN section 5; section 'Role transitions that keep the harness alive'
+    """
+
+    name = "transition_phases"
+
+    def begin(self) -> None:
+        self._at: dict[str, tuple[str, int, int]] = {}
+        """Cell to the target, the epoch and the number of phases said."""
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        data: e.CellRoleTransition = event.data
+        target, epoch, said = self._at.get(event.entity, (data.target, data.epoch, 0))
+        if data.phase == "decided":
+            whole = len(_PHASES[target])
+            if 0 < said < whole:
+                self.violated(event, f"decided again after phase {_PHASES[target][said - 1][0]} of epoch {epoch}")
+            self._at[event.entity] = (data.target, data.epoch, 1)
+            return
+        if data.phase == "failed":
+            self._at.pop(event.entity, None)
+            return
+        if (data.target, data.epoch) != (target, epoch):
+            self.violated(event, f"{data.phase} of epoch {data.epoch} to {data.target}, it is at {epoch} to {target}")
+            return
+        expected = _PHASES[target][said] if 0 < said < len(_PHASES[target]) else ("decided", "scheduler")
+        if (data.phase, event.owner) != expected:
+            self.violated(event, f"{data.phase} by {event.owner}, expected {expected[0]} by {expected[1]}")
+        if data.phase == "acquired" and target == "rollout" and data.version != self.scene.published:
+            self._behind(event, data)
+        self._at[event.entity] = (target, epoch, said + 1)
+
+    def _behind(self, event: Event, data: e.CellRoleTransition) -> None:
+        if data.version < self.scene.published:
+            self.violated(event, f"acquired version {data.version}, published is {self.scene.published}")
+
+
+class Epochs(Invariant):
+    """A cell's epoch rises by one with every decided transition, and by nothing else; what is said of a cell in the
+    meantime names the epoch that it has.
+
+    Source: DESIGN section 5 (its epoch rises; its adapter refuses calls that carry an older one)
+    """
+
+    name = "epochs"
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        data: e.CellRoleTransition = event.data
+        cell = self.scene.cells.get(event.entity)
+        if cell is None:
+            return
+        expected = cell.epoch + (data.phase == "decided")
+        if data.epoch != expected:
+            self.violated(event, f"{data.phase} at epoch {data.epoch}, expected {expected}")
+
+
+class WaterlevelGate(Invariant):
+    """A cell joins training only while w <= C_R - C_e: what is outstanding still fits without it, and so do its routes.
+
+    Source: equation (2)
+    """
+
+    name = "waterlevel_gate"
+    order = "scheduler"
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        data: e.CellRoleTransition = event.data
+        scene, cell = self.scene, self.scene.cells.get(event.entity)
+        if cell is None or data.phase != "decided" or data.target != "train":
+            return
+        w, room = scene.d - scene.f, scene.served_capacity() - cell.capacity
+        if w > room:
+            self.violated(event, f"w = {w}, C_R - C_e = {room}")
+        free = sum(other.capacity - other.load for other in scene.serving() if other is not cell)
+        if cell.load > free:
+            self.violated(event, f"{cell.load} executions on it, {free} places elsewhere")
+
+
+class SupplyGate(Invariant):
+    """A cell joins training only when ready and unclaimed groups, capped by what the batch still needs, stayed at or above
+    rho_min B for tau: the timer that was set when they were has fired, and they were ever since. It begins anew after
+    every transition and at every batch's start.
+
+    Source: section 'Boundary dispatch and waterlevel control' (rho_min, tau)
+    """
+
+    name = "supply_gate"
+    order = "scheduler"
+
+    def begin(self) -> None:
+        self._timer = ""
+        self._held = False
+
+    @on()
+    def every(self, event: Event) -> None:
+        scene = self.scene
+        if scene.config is None:
+            return
+        s = scene.config.scheduler
+        if (self._timer or self._held) and scene.supply() < s.rho_min * s.B:
+            self._timer, self._held = "", False
+        match event.kind:
+            case "timer.set" if event.data.purpose == "supply":
+                self._timer, self._held = event.entity, False
+                if event.data.due_us != scene.now_us + round(s.tau_s * 1e6):
+                    self.violated(event, f"due at {event.data.due_us}, tau after {scene.now_us} is another time")
+            case "timer.fired" if event.entity == self._timer:
+                self._timer, self._held = "", True
+            case "batch.opened":
+                self._timer, self._held = "", False
+            case "cell.role-transition" if event.data.phase in ("decided", "completed"):
+                if event.data.phase == "decided" and event.data.target == "train" and not self._held:
+                    least = s.rho_min * s.B
+                    self.violated(event, f"{scene.supply():g} groups ready, {least:g} did not hold for tau")
+                self._timer, self._held = "", False
+
+
+class CoreRetention(Invariant):
+    """After a burst the core stays in training only if rho_min B groups are ready and w + mu N B <= C_s + (K - 1) C_e, and
+    then it does; after the last burst it returns.
+
+    Source: equation (3)
+    """
+
+    name = "core_retention"
+    order = "scheduler"
+
+    @on("burst.ended")
+    def ended(self, event: Event) -> None:
+        scene, config = self.scene, self.scene.rules
+        s, data = config.scheduler, event.data
+        w = scene.d - scene.f + scene.owed * s.N
+        K = config.cells.count - sum(cell.withdrawn for cell in scene.cells.values())
+        room = (K - 1) * config.cells.capacity
+        supplied = scene.supply() >= s.rho_min * s.B
+        last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
+        stays = supplied and w + s.mu * s.N * s.B <= room and not last
+        if data.core_stays != stays:
+            said = "stays" if data.core_stays else "returns"
+            self.violated(
+                event, f"the core {said}: {scene.supply():g} groups ready, w + mu N B = {w + s.mu * s.N * s.B}, room {room}"
+            )
+
+
+class Reasons(Invariant):
+    """Every decision carries the inequalities that allowed it, both sides as they stood: they are true as they are said,
+    and their numbers are the ledger's.
+
+    Source: DESIGN section 4 (every decision carries its reason as data)
+    """
+
+    name = "reasons"
+    order = "scheduler"
+
+    @on("execution.placed", "cell.role-transition", "burst.ended")
+    def said(self, event: Event) -> None:
+        back = event.kind == "cell.role-transition" and event.data.target == "rollout"
+        for each in event.data.reason:
+            op = {"<=": each.left <= each.right, ">=": each.left >= each.right, "<": each.left < each.right}
+            op |= {">": each.left > each.right, "==": each.left == each.right}
+            if op[each.op] != each.holds:
+                self.violated(event, f"{each.rule}: {each.left:g} {each.op} {each.right:g} is said to be {each.holds}")
+            if event.kind != "burst.ended" and not back and not each.holds:
+                self.violated(event, f"{each.rule} does not hold")
+            # A cell that returns carries what stood when its burst ended.
+            sides = None if back else self._sides(event, each.rule)
+            if sides is not None and (each.left, each.right) != sides:
+                self.violated(
+                    event, f"{each.rule}: {each.left:g} and {each.right:g}, the log says {sides[0]:g} and {sides[1]:g}"
+                )
+
+    def _sides(self, event: Event, rule: str) -> tuple[float, float] | None:
+        scene, config = self.scene, self.scene.rules
+        s, C_e = config.scheduler, config.cells.capacity
+        match rule:
+            case "capacity (1)":
+                return (scene.p - scene.f + scene.a, scene.served_capacity())
+            case "waterlevel (2)":
+                return (scene.d - scene.f, scene.served_capacity() - C_e)
+            case "supply rho_min B":
+                return (scene.supply(), s.rho_min * s.B)
+            case "engine has room" | "its slot is held":
+                cell = scene.cells.get(event.data.cell)
+                return (cell.load if cell else -1, C_e)
+        return None
