@@ -10,6 +10,7 @@ from replay.invariants.base import Call, Evidence, Invariant, Violation
 from replay.invariants.batches import BatchOrder, Bursts, Claims, JoinClosed
 from replay.invariants.executions import Attempts, Evaluations, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
 from replay.invariants.groups import Admission, Advantages, Groups, RowsDisjoint
+from replay.invariants.held_out import HeldOutApart, HeldOutMeasured
 from replay.invariants.ledger import BoundaryDispatch, Ledger, QueueDepth, Staleness, StalenessSaid, Waterlevel
 from replay.invariants.placements import Capacity, Paused, RoutesToServing, StartRule
 from replay.invariants.protocol import Causes, Decisions, SaidOnce, Timers
@@ -77,6 +78,8 @@ _ORDER: tuple[type[Invariant], ...] = (
     NothingLost,
     DurableBeforePublished,
     WeightsInOrder,
+    HeldOutMeasured,
+    HeldOutApart,
     Seals,
     RecordsWhole,
     TreesRecorded,

@@ -154,9 +154,12 @@ def _execution_dispatched(scene: Scene, event: Event) -> None:
     if event.entity in scene.executions:
         return
     scene.executions[event.entity] = ExecutionSeen(group=data.group)
-    scene.queued += 1
     if data.group:
         scene.d += 1
+        scene.queued += 1
+    else:
+        scene.held_out += 1
+        scene.queued_held_out += 1
 
 
 def _execution_placed(scene: Scene, event: Event) -> None:
@@ -166,7 +169,7 @@ def _execution_placed(scene: Scene, event: Event) -> None:
         return
     if execution.status == "queued":
         execution.status = "placed"
-        scene.queued -= 1
+        _dequeue(scene, execution)
         scene.a += not execution.held_out
     elif execution.cell in scene.cells:
         scene.cells[execution.cell].load -= 1
@@ -197,7 +200,7 @@ def _execution_finished(scene: Scene, event: Event) -> None:
         return
     counts = not execution.held_out
     if execution.status == "queued":
-        scene.queued -= 1
+        _dequeue(scene, execution)
         scene.p += counts
     elif execution.status == "placed":
         scene.a -= counts
@@ -205,7 +208,13 @@ def _execution_finished(scene: Scene, event: Event) -> None:
     if execution.cell in scene.cells:
         scene.cells[execution.cell].load -= 1
     scene.f += counts
+    scene.held_out -= not counts
     execution.status, execution.lost = "finished", False
+
+
+def _dequeue(scene: Scene, execution: ExecutionSeen) -> None:
+    scene.queued -= not execution.held_out
+    scene.queued_held_out -= execution.held_out
 
 
 def _route_moved(scene: Scene, event: Event) -> None:

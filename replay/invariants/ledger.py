@@ -42,34 +42,29 @@ class Ledger(Invariant):
 
     @on("execution.started")
     def started(self, event: Event) -> None:
-        status = self._known(event, "started")
+        status = self._of(event, "started")
         if status == "finished":
             self.violated(event, "started after it had finished")
         elif status in ("queued", "placed"):
             self._p += 1
             self._move(event, "running")
-        self._balance(event)
+            self._balance(event)
 
     @on("execution.finished")
     def finished(self, event: Event) -> None:
-        status = self._known(event, "finished")
-        if status in ("", "finished"):
-            self._f += status == ""
+        status = self._of(event, "finished")
+        if status in ("queued", "placed", "running"):
+            # One that ends before it started advances p and f together.
+            self._p += status != "running"
+            self._f += 1
+            self._move(event, "finished")
             self._balance(event)
-            return
-        # One that ends before it started advances p and f together.
-        self._p += status != "running"
-        self._f += 1
-        self._move(event, "finished")
-        self._balance(event)
 
-    def _known(self, event: Event, verb: str) -> str:
-        """Its status; `held-out` for one that the ledger doesn't count."""
+    def _of(self, event: Event, verb: str) -> str:
+        """Its status; empty for one that the ledger doesn't count."""
         status = self._status.get(event.entity, "")
-        if not status:
-            execution = self.scene.executions.get(event.entity)
-            if execution is not None and execution.held_out:
-                return "held-out"
+        execution = self.scene.executions.get(event.entity)
+        if not status and (execution is None or not execution.held_out):
             self.violated(event, f"{verb} and was never dispatched")
         return status
 
@@ -77,9 +72,8 @@ class Ledger(Invariant):
         before = self._status.get(event.entity)
         if before is not None:
             self._counts[before] -= 1
-        if before != "held-out":
-            self._status[event.entity] = to
-            self._counts[to] += 1
+        self._status[event.entity] = to
+        self._counts[to] += 1
 
     def _balance(self, event: Event) -> None:
         d, p, f, counts = self._d, self._p, self._f, self._counts

@@ -82,7 +82,8 @@ class RoutesToServing(Invariant):
 
 class StartRule(Invariant):
     """min(d - p - a, C_R - (p - f) - a) executions start whenever capacity is free and an engine is ready, no more, and
-    at once; the next attempt of a lost one goes out as soon as the cell that has its slot serves.
+    at once; the next attempt of a lost one goes out as soon as the cell that has its slot serves. Held-out executions take
+    slots too, before the others; after the last burst only they start.
 
     Source: section 'Boundary dispatch and waterlevel control'; DESIGN section 4
     """
@@ -113,8 +114,11 @@ class StartRule(Invariant):
         self._look = True
         self._lost.pop(event.entity, None)
         if data.attempt == 0 and self._startable() <= 0:
-            free = self.scene.served_capacity() - self._held()
-            self.violated(event, f"started with {self.scene.queued} queued and {free} of C_R free")
+            free = self.scene.served_capacity() - self.scene.held
+            self.violated(event, f"started with {self._queued()} queued and {free} of C_R free")
+        execution = self.scene.executions.get(event.entity)
+        if execution is not None and data.attempt == 0 and self.scene.queued_held_out and not execution.held_out:
+            self.violated(event, f"started before {self.scene.queued_held_out} held-out executions")
 
     @on("execution.lost")
     def lost(self, event: Event) -> None:
@@ -134,24 +138,24 @@ class StartRule(Invariant):
         self._look = False
         if self._lost:
             self._again(event)
-        if scene.queued and self._startable() > 0 and self._ready():
-            self.violated(event, f"{scene.queued} wait, {self._startable()} could start on {names(self._ready())}")
+        if self._queued() and self._startable() > 0 and self._ready():
+            self.violated(event, f"{self._queued()} wait, {self._startable()} could start on {names(self._ready())}")
 
     def _again(self, event: Event) -> None:
         executions, cells = self.scene.executions, self.scene.cells
         for name in self._lost:
             execution = executions.get(name)
-            if execution is None or not execution.lost:
+            if execution is None or not execution.lost or (self.scene.burst is None and not execution.held_out):
                 continue
             cell = cells.get(execution.cell)
             if cell is not None and cell.serves and not cell.withdrawn:
                 self.violated(event, f"{name} was lost and not placed again on {execution.cell}")
 
-    def _held(self) -> int:
-        return sum(cell.load for cell in self.scene.cells.values())
+    def _queued(self) -> int:
+        return self.scene.queued_held_out + (self.scene.queued if self.scene.burst is not None else 0)
 
     def _startable(self) -> int:
-        return min(self.scene.queued, self.scene.served_capacity() - self._held())
+        return min(self._queued(), self.scene.served_capacity() - self.scene.held)
 
     def _ready(self) -> list[str]:
         cells = self.scene.cells.items()
@@ -166,7 +170,7 @@ class StartRule(Invariant):
 
 
 class Paused(Invariant):
-    """While the run is paused nothing is placed and no cell joins training; after its end nothing is decided.
+    """While the run is paused nothing is placed, no cell joins training and no burst ends; after its end nothing is decided.
 
     Source: DESIGN section 11 (operator commands are events)
     """
@@ -186,6 +190,11 @@ class Paused(Invariant):
         data: e.CellRoleTransition = event.data
         if data.phase == "decided" and data.target == "train" and (self.scene.paused or self.scene.finished):
             self.violated(event, "joins training while the run is paused or over")
+
+    @on("burst.ended")
+    def ended(self, event: Event) -> None:
+        if self.scene.paused:
+            self.violated(event, "ended while the run is paused")
 
     @on("group.dispatched")
     def dispatched(self, event: Event) -> None:

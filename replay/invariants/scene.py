@@ -77,8 +77,10 @@ class Scene:
         self.finished = self.paused = False
         self.d = self.p = self.f = self.a = 0
         """The ledger: training executions dispatched, started, finished; placed and not started."""
-        self.queued = 0
-        """Executions that wait for their first placement, held-out ones included."""
+        self.queued = self.queued_held_out = 0
+        """Executions that wait for their first placement: of training, and held-out ones."""
+        self.held_out = 0
+        """Held-out executions that are not finished."""
         self.cells: dict[str, CellSeen] = {}
         self.executions: dict[str, ExecutionSeen] = {}
         self.groups: dict[str, GroupSeen] = {}
@@ -116,6 +118,11 @@ class Scene:
 
     def moving(self) -> list[str]:
         return [name for name, cell in self.cells.items() if cell.place in ("leaving", "returning")]
+
+    @property
+    def held(self) -> int:
+        """Slots that are taken: executions placed and not finished."""
+        return sum(cell.load for cell in self.cells.values())
 
     def training(self) -> list[str]:
         """By index."""

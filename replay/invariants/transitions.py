@@ -147,7 +147,8 @@ class Epochs(Invariant):
 
 
 class WaterlevelGate(Invariant):
-    """A cell joins training only while w <= C_R - C_e: what is outstanding still fits without it, and so do its routes.
+    """A cell joins training only while w <= C_R - C_e: what is outstanding still fits without it, held-out executions too,
+    and so do its routes.
 
     Source: equation (2)
     """
@@ -164,6 +165,8 @@ class WaterlevelGate(Invariant):
         w, room = scene.d - scene.f, scene.served_capacity() - cell.capacity
         if w > room:
             self.violated(event, f"w = {w}, C_R - C_e = {room}")
+        elif scene.held_out and w + scene.held_out > room:
+            self.violated(event, f"w = {w} and {scene.held_out} held-out executions, C_R - C_e = {room}")
         free = sum(other.capacity - other.load for other in scene.serving() if other is not cell)
         if cell.load > free:
             self.violated(event, f"{cell.load} executions on it, {free} places elsewhere")
@@ -267,9 +270,11 @@ class Reasons(Invariant):
         s, C_e = config.scheduler, config.cells.capacity
         match rule:
             case "capacity (1)":
-                return (scene.p - scene.f + scene.a, scene.served_capacity())
+                return (scene.held, scene.served_capacity())
             case "waterlevel (2)":
                 return (scene.d - scene.f, scene.served_capacity() - C_e)
+            case "held-out executions fit":
+                return (scene.d - scene.f + scene.held_out, scene.served_capacity() - C_e)
             case "supply rho_min B":
                 return (scene.supply(), s.rho_min * s.B)
             case "engine has room" | "its slot is held":

@@ -44,7 +44,8 @@ class Mesh:
         reasons: tuple[FinishReason, ...] = ("completed",),
         **overrides: Any,
     ) -> None:
-        shape = {"steps": 6, "cells__trainable": 3, "cells__capacity": 6, "packer__T": 60, "packer__ahead": 3}
+        shape = {"eval__path": "held-out", "eval__every": 2, "eval__executions": 3, "steps": 6, "packer__T": 60}
+        shape |= {"cells__trainable": 3, "cells__capacity": 6, "packer__ahead": 3}
         self.config = small_config(**{**shape, **overrides})
         self.lose, self.fail, self.restart, self.scores, self.reasons = lose, fail, restart, scores, reasons
         self.rng = random.Random(f"mesh:{seed}")
@@ -84,7 +85,9 @@ class Mesh:
     def run(self, limit: int = 60_000) -> list[Event]:
         """The whole log, from run.started to what follows run.finished."""
         tasks = [TaskRef(name=f"task-{index}", digest=str(index)) for index in range(5)]
-        self._say("operator", "run.started", RUN, e.RunStarted(seed=1, config=self.config, tasks=tasks, code="test"))
+        held_out = [TaskRef(name=f"held-{index}", digest=f"h{index}") for index in range(3)]
+        started = e.RunStarted(seed=1, config=self.config, tasks=tasks, held_out=held_out, code="test")
+        self._say("operator", "run.started", RUN, started)
         for index in range(self.config.cells.count):
             joined = e.CellJoined(
                 index=index,

@@ -32,6 +32,8 @@ FLOW = [
     "core_retention",
     "reasons",
     "attempts",
+    "held_out_measured",
+    "held_out_apart",
 ]
 
 
@@ -44,7 +46,8 @@ def violated(events: list[Event], *only: str) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_runs_of_the_scheduler_keep_its_invariants(seed: int) -> None:
-    report = check(recorded(seed=seed, lose=0.1 * (seed % 2)), only=FLOW)
+    log = recorded(seed=seed, lose=0.1 * (seed % 2), eval__every=2, eval__executions=8, cells__trainable=1 + seed % 3)
+    report = check(log, only=FLOW)
     assert report.violations == []
     assert all(not each.skipped for each in report.checked)
 

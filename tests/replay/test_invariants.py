@@ -86,9 +86,13 @@ def fewer_executions(log: Log) -> Log:
 
 
 def after_its(log: Log, kind: str, behind: str) -> Log:
-    """The first event of the kind moves behind the other kind's of the same entity."""
-    entity = log[find(log, of(kind))].entity
-    return later(log, of(kind), lambda event: event.kind == behind and event.entity == entity)
+    """The first event of the kind about a training execution moves behind the other kind's of the same."""
+
+    def wanted(event: Event) -> bool:
+        return event.kind == kind and not event.entity.startswith("e-h")
+
+    entity = log[find(log, wanted)].entity
+    return later(log, wanted, lambda event: event.kind == behind and event.entity == entity)
 
 
 def no_end_before_the_first_transition(log: Log) -> Log:
@@ -363,6 +367,26 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: changed(log, of("weights.exposed"), version=1), None, "is no burst's last"),
         (lambda log: changed(log, of("weights.exposed"), version=9), None, "was never stepped"),
         (lambda log: without(log, of("weights.exposed")), None, "was not exposed for engines"),
+    ],
+    "held_out_measured": [
+        (lambda log: changed(log, of("measurement.closed"), mean=9.0), None, "mean 9.0"),
+        (lambda log: changed(log, of("measurement.closed"), valid=9), None, "its counts"),
+        (lambda log: without(log, of("measurement.closed"), -1), None, "was open when the run was finished"),
+        (lambda log: changed(log, of("execution.dispatched", group=""), task="task-0"), None, "is not a held-out task"),
+        (lambda log: without(log, of("execution.dispatched", group="")), None, "not those that were dispatched"),
+        (lambda log: without(log, of("measurement.opened")), None, "before version 0 was measured"),
+    ],
+    "held_out_apart": [
+        (
+            lambda log: changed(log, of("group.dispatched"), -1, executions=lambda old: ["e-h000000.00", *old[1:]]),
+            None,
+            "holds e-h000000.00, which is held out",
+        ),
+        (
+            lambda log: changed(log, of("execution.dispatched", group=""), group="g-000000"),
+            None,
+            "of group 'g-000000', measurement 'h-000000'",
+        ),
     ],
     "seals": [
         (lambda log: changed(log, of("execution.sealed"), records=raised(1)), None, "RECORDS has"),
