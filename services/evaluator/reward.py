@@ -20,14 +20,22 @@ def read_reward(logs: Path) -> float:
     Raises Refusal: `no_reward`, `bad_reward` (not a number, or NaN) or `reward_out_of_range`."""
     try:
         text = read_plain(logs / "reward.txt", _BYTES)
+        tree = read_plain(logs / "reward.json", _BYTES) if text is None else None
+    except WorkspaceError as error:
+        raise Refusal("bad_reward") from error
+    return reward_of(text, tree)
+
+
+def reward_of(text: bytes | None, tree: bytes | None) -> float:
+    """The reward in the content of `reward.txt`, else of `reward.json`. Raises Refusal as `read_reward` does."""
+    try:
         if text is not None:
             value = float(text.decode("ascii"))
+        elif tree is not None:
+            value = msgspec.json.decode(tree, type=_Json).reward
         else:
-            text = read_plain(logs / "reward.json", _BYTES)
-            if text is None:
-                raise Refusal("no_reward")
-            value = msgspec.json.decode(text, type=_Json).reward
-    except (ValueError, msgspec.MsgspecError, WorkspaceError) as error:
+            raise Refusal("no_reward")
+    except (ValueError, msgspec.MsgspecError) as error:
         raise Refusal("bad_reward") from error
     if math.isnan(value):
         raise Refusal("bad_reward")

@@ -1,0 +1,42 @@
+"""What worlds ask of the machine below them: lives of processes, and a network between them.
+
+`replay.virtual` is one such machine; a test has another on an ordinary event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+Handlers = Mapping[str, Callable[..., Awaitable[Any]]]
+
+
+class Life(Protocol):
+    """One process, from its start to its end or to kill -9."""
+
+    @property
+    def dead(self) -> bool: ...
+
+    def begin(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run `main` as this life's program."""
+
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """`ending` is called, outside, once the life is over."""
+
+    def kill(self) -> None: ...
+
+
+class Network(Protocol):
+    """Requests between lives. Both are called from inside one."""
+
+    def listen(self, name: str, handlers: Handlers, *, port: int = 0) -> str:
+        """The url of the running life. Raises OSError when the port is taken."""
+
+    async def ask(self, url: str, path: str, *args: Any) -> Any:
+        """What the handler at `path` returns. Raises ConnectionError."""
+
+
+def now() -> float:
+    """Seconds of the running loop."""
+    return asyncio.get_running_loop().time()

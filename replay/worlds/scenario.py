@@ -1,0 +1,57 @@
+"""The small runs that are simulated: some fifty executions on three cells, drawn from a seed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from schemas.config import Config, from_tree
+from schemas.events import RunStarted
+from schemas.units import TaskRef
+
+CELLS = 3
+EXECUTIONS = 48
+"""About how many a run has."""
+_SHAPES = ((2, 1, 0.5), (2, 2, 0.5), (2, 1, 1.0), (2, 2, 1.0), (3, 1, 1.0), (3, 2, 1.0))
+"""B, mu and phi."""
+_TASKS, _HELD_OUT = 5, 2
+
+
+def started(seed: int, *, pace: float = 1.0) -> RunStarted:
+    """How the run of a seed begins; `pace` multiplies all seconds of its configuration."""
+    return RunStarted(
+        seed=seed,
+        config=config_of(seed, pace=pace),
+        tasks=[TaskRef(name=f"task-{index}", digest=f"digest-{index}") for index in range(_TASKS)],
+        held_out=[TaskRef(name=f"held-{index}", digest=f"held-digest-{index}") for index in range(_HELD_OUT)],
+        code="simulation",
+    )
+
+
+def config_of(seed: int, *, pace: float = 1.0) -> Config:
+    draw = Random(f"{seed}:scenario")
+    B, mu, phi = draw.choice(_SHAPES)
+    N = 4
+    bursts = max(2, round((EXECUTIONS - phi * B * N) / (mu * B * N)))
+    tree = {
+        "name": f"seed {seed}",
+        "seed": seed,
+        "steps": bursts * mu,
+        "cells": {"count": CELLS, "capacity": draw.choice((4, 6, 8)), "trainable": draw.choice((1, 2, 3, 3))},
+        "scheduler": {
+            "N": N,
+            "B": B,
+            "mu": mu,
+            "phi": phi,
+            "rho_min": draw.choice((0.3, 0.5, 1.0)),
+            "tau_s": pace * draw.choice((0.0, 60.0, 600.0)),
+        },
+        "harness": {"command": ["true"], "timeout_s": pace * 14_400, "overall_timeout_s": pace * 28_800},
+        "proxy": {"grace_s": pace * draw.choice((0.0, 30.0)), "max_new_tokens": 8},
+        "rollout": {"context_length": 4096, "drain_s": pace * 5},
+        "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
+        "packer": {"T": draw.choice((40, 80, 160)), "ahead": draw.choice((1, 2)), "reorder_groups": draw.choice((1, 2))},
+        "trajectories": {"J_max": draw.choice((1, 5)), "advantage": draw.choice(("mean_std", "mean"))},
+        "eval": {"path": "held-out", "every": draw.choice((0, 0, 2)), "executions": 2},
+        "trainer": {"keep_checkpoints": 2},
+    }
+    return from_tree(tree, where=f"seed {seed}")
