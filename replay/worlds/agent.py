@@ -212,9 +212,7 @@ class AgentLaunch:
         if not base:
             raise EnvironmentMissing("there is no proxy", where=name)
         script = world.agent_script(name, attempt)
-        agent = Agent(
-            world, script, name=name, attempt=attempt, base=base, token=environment["ANTHROPIC_AUTH_TOKEN"]
-        )
+        agent = Agent(world, script, name=name, attempt=attempt, base=base, token=environment["ANTHROPIC_AUTH_TOKEN"])
         life = world.life(f"agent-{name}.{attempt}")
         group = WorldGroup(world.machine, life, environment["HOME"], stubborn=script.stubborn)
         life.at_end(lambda: self._ended(agent, script, f"child-{name}.{attempt}"))

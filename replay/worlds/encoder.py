@@ -49,7 +49,13 @@ class WorldEncoder:
         while at < len(output_ids):
             token = output_ids[at]
             whole = output_ids[at : at + 4]
-            if token == OPEN and len(whole) == 4 and whole[3] == CLOSE and min(whole[1:3]) >= FIRST_WORD and calls_allowed:
+            if (
+                token == OPEN
+                and len(whole) == 4
+                and whole[3] == CLOSE
+                and min(whole[1:3]) >= FIRST_WORD
+                and calls_allowed
+            ):
                 name = f"toolu_{call[2:].replace('.', '_')}_{len(calls)}"
                 calls.append(Call(id=name, name=TOOL, input={"do": f"w{whole[1]}", "with": f"w{whole[2]}"}))
                 at += 4

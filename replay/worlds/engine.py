@@ -187,7 +187,8 @@ class WorldEngine:
     async def _awake(self) -> None:
         """Raises EngineError where the engine hangs for too long, or is gone."""
         if self._hangs is not None:
-            await asyncio.wait({self._hangs, self._code}, timeout=CONTROL_S, return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [self._hangs, self._code]
+            await asyncio.wait(either, timeout=CONTROL_S, return_when=asyncio.FIRST_COMPLETED)
             if self._hangs is not None:
                 raise EngineError("no answer", where=self._cell)
         if self._code.done():

@@ -49,7 +49,11 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "proxy": {"grace_s": pace * draw.choice((0.0, 30.0)), "max_new_tokens": 8},
         "rollout": {"context_length": 4096, "drain_s": pace * 5},
         "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
-        "packer": {"T": draw.choice((40, 80, 160)), "ahead": draw.choice((1, 2)), "reorder_groups": draw.choice((1, 2))},
+        "packer": {
+            "T": draw.choice((40, 80, 160)),
+            "ahead": draw.choice((1, 2)),
+            "reorder_groups": draw.choice((1, 2)),
+        },
         "trajectories": {"J_max": draw.choice((1, 5)), "advantage": draw.choice(("mean_std", "mean"))},
         "eval": {"path": "held-out", "every": draw.choice((0, 0, 2)), "executions": 2},
         "trainer": {"keep_checkpoints": 2},

@@ -156,9 +156,7 @@ class WorldCell:
         said = msgspec.json.encode([self._weights, self.version, gradient], order="sorted")
         self._weights = hashlib.blake2b(said, digest_size=8).hexdigest()
         self.version += 1
-        self._world.steps.append(
-            Step(cell=self._name, version=self.version, gradient=gradient, digest=self._weights)
-        )
+        self._world.steps.append(Step(cell=self._name, version=self.version, gradient=gradient, digest=self._weights))
         return StepResult(
             version=self.version,
             loss=sum(self._losses),

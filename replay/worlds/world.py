@@ -242,7 +242,10 @@ class World:
         # The score is the workspace's own, whichever try finds it.
         score = self._random("score", evaluation.rpartition(".")[0]).choice((0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0))
         return ScoreScript(
-            seconds=seconds, result=self.next_tests.popleft() if self.next_tests else result, score=score, garbage=garbage
+            seconds=seconds,
+            result=self.next_tests.popleft() if self.next_tests else result,
+            score=score,
+            garbage=garbage,
         )
 
     def cell_script(self, cell: str, life: int) -> CellScript:

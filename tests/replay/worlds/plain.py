@@ -109,7 +109,9 @@ class Mesh:
         self.broker = MemoryBroker(SystemClock())
         self.bus = MemoryBus(self.broker, RUN, name="test")
         self.network = PlainNetwork()
-        self.world = World(seed, network=self.network, life=PlainLife, scripts=Scripts(pace=pace, hangs=0.0, tests_fail=0.0))
+        self.world = World(
+            seed, network=self.network, life=PlainLife, scripts=Scripts(pace=pace, hangs=0.0, tests_fail=0.0)
+        )
         # A scripted hour is shorter than that of the time-outs: the machine may be slow. So nobody may wait for one.
         self.started = scenario.started(seed, pace=TIMEOUT_PACE)
         self.rows = WorldRows()
