@@ -206,6 +206,8 @@ def test_the_reward_rises(learned: Finished) -> None:
     assert figures["steps"] == 20
     assert figures["reward_last5"] - figures["reward_first5"] >= 0.2
     assert figures["harness_errors"] == 0
+    assert figures["measurements"] == 3
+    assert figures["held_out_last"] > figures["held_out_first"]
     assert figures["harness_calls"] > 0
     assert figures["peak_rss_gb"] < 8
     assert figures["logprob_gap"] < 1e-3
@@ -237,6 +239,8 @@ def test_a_run_that_was_stopped_or_killed_goes_on(resumed: Finished) -> None:
     ends = {each.entity: each.data for each in events if each.kind == "execution.finished"}
     assert {ends[name].attempt for name in lost & ends.keys()} <= {1, 2}
     assert all(end.attempt == 0 for name, end in ends.items() if name not in lost)
+    closed = [each.data for each in events if each.kind == "measurement.closed"]
+    assert [(each.version, each.valid) for each in closed] == [(0, 8), (6, 8)]
     proven(resumed)
     nothing_is_left(resumed.places)
 
