@@ -33,7 +33,8 @@ LEARNED = (
     "reconnects",
 )
 SHOWN = (*LEARNED, "transitions", "staleness_mean", "logprob_gap", "peak_rss_gb", "seconds")
-SURVIVED = ("processes", "kills", "attempts_lost", *LEARNED, "seconds", *(f"log_{name}" for name in COMPLAINTS))
+COMPLAINED = tuple(f"log_{name}" for name in COMPLAINTS)
+SURVIVED = ("processes", "kills", "crashes", "attempts_lost", *LEARNED, "seconds", *COMPLAINED)
 
 
 class BenchRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,16 +105,24 @@ def targets(progress: Progress) -> list[Target]:
 
 
 def summarize(
-    progress: Progress, *, peak_rss_bytes: int, killed: Sequence[Killed] = (), kills: int | None = None
+    progress: Progress,
+    *,
+    peak_rss_bytes: int,
+    crashes: int = 0,
+    killed: Sequence[Killed] = (),
+    kills: int | None = None,
 ) -> Summary:
-    """`kills` is how many processes were to be killed, `killed` those that were; None when none were to be."""
-    found = figures(progress, peak_rss_bytes=peak_rss_bytes)
+    """`crashes` counts ends of services that nobody asked for; `kills` is how many processes were to be killed,
+    `killed` those that were; None when none were to be."""
+    found = {**figures(progress, peak_rss_bytes=peak_rss_bytes), "crashes": crashes}
     wanted = targets(progress)
     if kills is not None:
         found["processes"] = kills
         # One that did not come back is not survived.
         found["kills"] = sum(each.ready_after_s is not None for each in killed)
         wanted.append(Target(name="kills", op="==", bound=kills))
+        # Nobody else may end when one is killed.
+        wanted.append(Target(name="crashes", op="==", bound=0))
     missed = [target.name for target in wanted if not target.holds(found[target.name])]
     return Summary(
         name=progress.config.name if progress.config else "",

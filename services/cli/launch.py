@@ -153,6 +153,7 @@ async def launch(
                 summary = summarize(
                     progress,
                     peak_rss_bytes=supervisor.peak_rss_bytes,
+                    crashes=supervisor.crashes,
                     killed=chaos.killed if chaos else (),
                     kills=len(chaos.plan) if chaos else None,
                 )

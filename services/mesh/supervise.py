@@ -114,6 +114,8 @@ class Supervisor:
         self._descendants: dict[str, dict[int, float]] = {}
         self._stopping: set[str] = set()
         self._excused: set[str] = set()
+        self.crashes = 0
+        """Ends of services that nobody asked for."""
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
@@ -210,6 +212,7 @@ class Supervisor:
                 if spec.name in self._excused:
                     self._excused.discard(spec.name)
                 else:
+                    self.crashes += 1
                     failures = failures + 1 if time.monotonic() - began < self.backoff.quick_s else 1
                 if failures >= self.backoff.limit:
                     self._give_up(entry, failures)

@@ -137,6 +137,7 @@ async def test_every_process_is_killed_once_and_the_run_ends(
     assert all(each.ready_after_s and each.at_sequence > 0 for each in summary.chaos)
     assert summary.figures["kills"] == 5
     assert summary.targets["kills"] == "== 5"
+    assert (summary.figures["crashes"], summary.targets["crashes"]) == (0, "== 0")
 
     assert len(view.buses) == 2, "the bus that came back is named too"
 
