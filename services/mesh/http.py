@@ -42,7 +42,7 @@ class HttpClient:
             async with self._session.post(url, data=body, headers=sent, timeout=timeout) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ConnectionError(f"no answer: {error!r}") from error
+            raise ConnectionError(f"no answer: {type(error).__name__}: {error}") from error
 
     async def aclose(self) -> None:
         if self._session is not None:
