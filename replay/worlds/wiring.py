@@ -16,7 +16,7 @@ from replay.worlds.processes import WorldGuard
 from replay.worlds.rows import WorldRows
 from replay.worlds.tests import ScoreFolder, ScoreLaunch
 from replay.worlds.training import Inline, WorldCell
-from replay.worlds.world import World
+from replay.worlds.world import CHECKPOINTS, World
 from services.evaluator import service as evaluator
 from services.harness import service as harness
 from services.mesh.service import Context
@@ -72,7 +72,7 @@ async def _train(world: World, context: Context, life: Life, number: int) -> Non
     # The worlds' parts have the faces of the real ones, as far as the service looks.
     await trainer.serve(
         context,
-        build=lambda _: cast(Any, WorldCell(world, context.cell, script, world.disks[context.cell])),
+        build=lambda _: cast(Any, WorldCell(world, context.cell, script, world.disks[CHECKPOINTS])),
         open_group=lambda host: cast(Any, WorldGroup(world, life, script, host=host)),
         open_exchange=lambda _: cast(Any, WorldExchange(world, life, move_s=script.move_s)),
         worker=Inline(),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from replay.worlds.group import Store
     from replay.worlds.processes import Machine
 
+CHECKPOINTS = "checkpoints"
+"""The disk of the training cells' checkpoints: storage that outlives any host, else no run would outlive its core's."""
+
 Ending = Literal["completed", "failed", "hangs"]
 Result = Literal["score", "crash", "hang", "garbage"]
 
