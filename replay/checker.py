@@ -13,7 +13,8 @@ import msgspec
 
 from replay.invariants import ALL, Evidence, Invariant, Violation
 from replay.invariants.base import EVERY
-from replay.invariants.folding import SchedulerOrder, apply, decides
+from replay.invariants.folding import apply
+from replay.invariants.order import SchedulerOrder, decides
 from replay.invariants.scene import Scene
 from schemas.envelope import Event
 from schemas.errors import ConfigError

@@ -1,7 +1,7 @@
 """What an invariant is: a law with a name and a source, fed event by event, and what it may look at beside the log.
 
 An invariant says by `@on(kind, ...)` which events it wants, so that an event costs only those whom it concerns. It is fed
-in one of two orders: the log's, or the scheduler's (`replay.invariants.scene`), in which every decision follows the input
+in one of two orders: the log's, or the scheduler's (`replay.invariants.order`), in which every decision follows the input
 on which it was taken, as if facts took no time to arrive. `scene` is the run before the event.
 
 Invariants only read: they keep what they need, complain through `violated`, and say through `skip` why they had nothing

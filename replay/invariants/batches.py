@@ -8,8 +8,8 @@ from schemas.envelope import Event
 
 
 class BatchOrder(Invariant):
-    """Batches open one at a time while the core trains, steps and versions without a gap: batch n is step n on version
-    n - 1 and makes version n; the last of a burst is final.
+    """Batches open one at a time while the core trains, steps and versions without a gap: step n is made on version n - 1
+    and makes version n, after a restored version once more; the last of a burst is final.
 
     Source: section 'Group-relative RL pipeline and bursts'; DESIGN section 9
     """
@@ -41,6 +41,8 @@ class BatchOrder(Invariant):
     def stepped(self, event: Event) -> None:
         data: e.BatchStepped = event.data
         batch = self.scene.batches.get(event.entity)
+        if batch is not None and batch.undone:
+            return
         if batch is None or batch.stepped:
             self.violated(event, "stepped and is not open")
             return
@@ -49,6 +51,10 @@ class BatchOrder(Invariant):
         if data.step != self._step + 1:
             self.violated(event, f"step {data.step} follows step {self._step}")
         self._step = data.step
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        self._step = min(self._step, event.data.version)
 
 
 class Bursts(Invariant):
@@ -79,7 +85,7 @@ class Bursts(Invariant):
             self.violated(event, f"ended while {scene.batch} is open")
         if version != scene.version:
             self.violated(event, f"ended with version {version}, trained is {scene.version}")
-        behind = [name for name, cell in scene.cells.items() if cell.serves and not cell.withdrawn and cell.version < version]
+        behind = [name for name, cell in scene.cells.items() if cell.takes and cell.version < version]
         if behind:
             self.violated(event, f"ended before {names(behind)} served version {version}")
 
@@ -103,7 +109,7 @@ class JoinClosed(Invariant):
 
     @on("cell.role-transition")
     def moved(self, event: Event) -> None:
-        if event.data.phase == "decided":
+        if event.data.phase in ("decided", "failed"):
             self._recalled.discard(event.entity)
 
     @on("batch.join-closed")
@@ -127,7 +133,8 @@ class JoinClosed(Invariant):
 
 class Claims(Invariant):
     """A micro-step is claimed by one cell at a time, at the event that made it free, by a member that trains at its current
-    epoch; done by whoever holds it, once; and only what is held is released.
+    epoch, or by one that was put out and hadn't heard of it; done by whoever holds it, once; and only what is held is
+    released.
 
     Source: DESIGN section 3 (a claim is a publish with expected last sequence), section 9
     """
@@ -155,11 +162,12 @@ class Claims(Invariant):
         elif event.causation and event.causation != self._free[name]:
             self.violated(event, f"the claim answers {event.causation}, it is free since {self._free[name]}")
         batch = self.scene.batches.get(data.batch)
-        if batch is None or batch.stepped:
+        late = cell is not None and data.epoch == cell.failed_epoch
+        if batch is None or (batch.stepped and not batch.undone):
             self.violated(event, f"claimed for {data.batch}, which is not open")
-        if cell is not None and (cell.place != "training" or cell.epoch != data.epoch):
+        if cell is not None and (cell.place != "training" or cell.epoch != data.epoch) and not late:
             self.violated(event, f"{data.cell} is {cell.place} at epoch {cell.epoch}, the claim says {data.epoch}")
-        if batch is not None and batch.join is not None and data.cell not in batch.join.members:
+        if batch is not None and batch.join is not None and data.cell not in batch.join.members and not late:
             self.violated(event, f"{data.cell} is no member: {names(batch.join.members)}")
         self._holder[name] = data.cell
         self._done.discard(name)
@@ -167,7 +175,10 @@ class Claims(Invariant):
     @on("micro-step.done")
     def done(self, event: Event) -> None:
         holder = self._holder.get(event.entity, "")
+        cell = self.scene.cells.get(event.data.cell)
         if holder != event.data.cell:
+            if cell is not None and cell.failed_epoch >= 0:
+                return
             self.violated(event, f"done by {event.data.cell}, {holder or 'nobody'} holds it")
         if event.entity in self._done:
             self.violated(event, "done twice")

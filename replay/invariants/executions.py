@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from replay.invariants.base import Invariant, on
+from replay.invariants.base import Invariant, names, on
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.ids import evaluation_id
@@ -256,8 +256,8 @@ class OutcomeRule(Invariant):
 
 
 class Evaluations(Invariant):
-    """An evaluation is asked for after its execution finished, tries numbered from 1; each try is claimed once, by whoever
-    answers it, and answered once; a score is the last word.
+    """An evaluation is asked for after its execution finished, tries numbered from 1; a try is claimed by one evaluator at a
+    time, in answer to the request or to a claim that lapsed, and answered by one that claimed it; a score is the last word.
 
     Source: DESIGN sections 3 (claims) and 7 (outcome)
     """
@@ -267,7 +267,9 @@ class Evaluations(Invariant):
     def begin(self) -> None:
         self._tries: dict[str, tuple[int, int]] = {}
         """Evaluation to its newest try and the sequence of the request."""
-        self._holder: dict[str, str] = {}
+        self._claims: dict[str, list[str]] = {}
+        """Evaluation to those who claimed its newest try."""
+        self._claimed_at: dict[str, int] = {}
         self._answered: dict[str, int] = {}
         """The newest try that failed; a large number after a score."""
 
@@ -283,27 +285,33 @@ class Evaluations(Invariant):
         elif tries and self._answered.get(event.entity, 0) != tries:
             self.violated(event, f"try {data.tries} is asked for and try {tries} did not fail")
         self._tries[event.entity] = (data.tries, event.seq)
-        self._holder.pop(event.entity, None)
+        self._claims[event.entity], self._claimed_at[event.entity] = [], event.seq
 
     @on("evaluation.claimed")
     def claimed(self, event: Event) -> None:
         tries, asked = self._tries.get(event.entity, (0, 0))
         if not tries:
             self.violated(event, "claimed and was never asked for")
-        elif event.entity in self._holder or self._answered.get(event.entity, 0) >= tries:
-            self.violated(event, f"try {tries} claimed twice")
-        elif event.causation and event.causation != asked:
-            self.violated(event, f"the claim answers {event.causation}, the request is at {asked}")
-        self._holder[event.entity] = event.data.evaluator
+        elif self._answered.get(event.entity, 0) >= tries:
+            self.violated(event, f"try {tries} claimed after it was answered")
+        elif event.causation != self._claimed_at[event.entity]:
+            last = self._claimed_at[event.entity]
+            holders = self._claims[event.entity]
+            what = f"{names(holders)} holds it since {last}" if holders else f"the request is at {asked}"
+            self.violated(event, f"the claim answers {event.causation}, {what}")
+        self._claims.setdefault(event.entity, []).append(event.data.evaluator)
+        self._claimed_at[event.entity] = event.seq
 
     @on("evaluation.scored", "evaluation.failed")
     def answered(self, event: Event) -> None:
         tries, _ = self._tries.get(event.entity, (0, 0))
-        if event.entity not in self._holder:
+        claims = self._claims.get(event.entity, [])
+        if not claims:
             self.violated(event, f"try {tries} answered and nobody had claimed it")
-        elif event.instance and self._holder[event.entity] != event.instance:
-            self.violated(event, f"answered by {event.instance}, claimed by {self._holder[event.entity]}")
-        if self._answered.get(event.entity, 0) >= tries:
+        elif event.instance not in claims:
+            self.violated(event, f"answered by {event.instance}, claimed by {names(claims)}")
+        # Where a claim lapsed, its evaluator may live after all: of two answers the first counts.
+        if self._answered.get(event.entity, 0) >= tries and len(set(claims)) < 2:
             self.violated(event, f"try {tries} answered twice")
         scored = event.kind == "evaluation.scored"
         self._answered[event.entity] = 1 << 30 if scored else max(tries, self._answered.get(event.entity, 0))

@@ -1,34 +1,14 @@
-"""What each kind of event changes in the scene, and the two orders in which events are told.
-
-In LOG a decision may lie behind facts that its decider had not read. Laws about what the scheduler may decide are looked
-at in its own order: each input, then what was decided on it.
-
-    LOG              a  b  D(a)  c  D(c)
-    scheduler order  a  D(a)  b  c  D(c)
-
-The fold is lenient: what makes no sense changes as little as it can.
-"""
+"""What each kind of event changes in the scene. Lenient: what makes no sense changes as little as it can."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from replay.invariants.scene import BatchSeen, CellSeen, ExecutionSeen, GroupSeen, Scene
 from schemas import events as e
 from schemas.envelope import Event
-from schemas.kinds import KINDS
-
-_DECISIONS = frozenset(
-    (name, owner) for name, kind in KINDS.items() for owner, nature in kind.owners.items() if nature == "decision"
-)
-
-
-def decides(event: Event, owner: str) -> bool:
-    """Whether it is a decision of this decider."""
-    return event.owner == owner and (event.kind, owner) in _DECISIONS
 
 
 def apply(scene: Scene, event: Event) -> None:
@@ -47,29 +27,44 @@ def _run_finished(scene: Scene, event: Event) -> None:
 
 
 def _run_paused(scene: Scene, event: Event) -> None:
-    scene.paused = True
-
-
-def _run_resumed(scene: Scene, event: Event) -> None:
-    scene.paused = False
+    scene.paused = event.kind == "run.paused"
 
 
 def _cell_joined(scene: Scene, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = scene.cells.setdefault(event.entity, CellSeen(index=data.index, capacity=data.capacity))
     cell.version = max(cell.version, data.version)
+    if cell.lost == "rollout":
+        cell.lost = ""
+
+
+def _cell_added(scene: Scene, event: Event) -> None:
+    scene.added += 1
+
+
+def _service_joined(scene: Scene, event: Event) -> None:
+    if event.owner not in ("rollout", "trainer"):
+        return
+    scene.processes[event.entity] = event.seq
+    cell = scene.cells.get(event.entity.removeprefix(f"{event.owner}-"))
+    # A rollout process serves once its engine has joined.
+    if cell is not None and event.owner == cell.lost == "trainer":
+        cell.lost = ""
+
+
+def _cell_lost(scene: Scene, event: Event) -> None:
+    cell, service = scene.cells.get(event.entity), event.data.service
+    if cell is None or event.data.process != scene.processes.get(f"{service}-{event.entity}"):
+        return
+    # The batch waits for its core, whatever happens.
+    if service == "rollout" or cell.index > 0:
+        cell.lost = service
 
 
 def _cell_withdrawn(scene: Scene, event: Event) -> None:
     cell = scene.cells.get(event.entity)
     if cell is not None and cell.index > 0:
-        cell.withdrawn = True
-
-
-def _cell_reinstated(scene: Scene, event: Event) -> None:
-    cell = scene.cells.get(event.entity)
-    if cell is not None:
-        cell.withdrawn = False
+        cell.withdrawn = event.kind == "cell.withdrawn"
 
 
 def _role_transition(scene: Scene, event: Event) -> None:
@@ -85,6 +80,13 @@ def _role_transition(scene: Scene, event: Event) -> None:
             cell.version = max(cell.version, data.version)
     elif data.epoch == cell.epoch and data.phase == "completed":
         cell.place, cell.arrived = ("training" if data.target == "train" else "serving"), False
+    elif data.epoch == cell.epoch and data.phase == "failed":
+        cell.place, cell.arrived, cell.failed_epoch = "out", False, cell.epoch
+        batch = scene.batches.get(scene.batch)
+        if batch is not None:
+            batch.done = {name: done for name, done in batch.done.items() if done.cell != event.entity}
+            if batch.join is not None and event.entity in batch.join.members:
+                batch.join = None
 
 
 def _weights_published(scene: Scene, event: Event) -> None:
@@ -120,6 +122,8 @@ def _group_ready(scene: Scene, event: Event) -> None:
 def _group_claimed(scene: Scene, event: Event) -> None:
     data: e.GroupClaimed = event.data
     batch, group = scene.batches.get(data.batch), scene.groups.get(event.entity)
+    if batch is not None and batch.undone:
+        return
     if batch is not None:
         batch.claimed.append(event.entity)
     if group is not None and group.status in ("dispatched", "ready"):
@@ -130,6 +134,8 @@ def _group_claimed(scene: Scene, event: Event) -> None:
 def _group_consumed(scene: Scene, event: Event) -> None:
     data: e.GroupConsumed = event.data
     group, batch = scene.groups.get(event.entity), scene.batches.get(data.batch)
+    if batch is not None and batch.undone:
+        return
     if group is not None and group.status != "consumed":
         group.status = "consumed"
         scene.ready.discard(event.entity)
@@ -245,7 +251,7 @@ def _join_closed(scene: Scene, event: Event) -> None:
 
 def _batch_stepped(scene: Scene, event: Event) -> None:
     batch = scene.batches.get(event.entity)
-    if batch is not None and not batch.stepped:
+    if batch is not None and not batch.stepped and not batch.undone:
         batch.stepped = True
         scene.burst_done += 1
         scene.version = event.data.version
@@ -253,33 +259,66 @@ def _batch_stepped(scene: Scene, event: Event) -> None:
 
 def _micro_step_enqueued(scene: Scene, event: Event) -> None:
     if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.told.append(event)
         batch.micro_steps.setdefault(event.entity, "")
 
 
 def _micro_step_claimed(scene: Scene, event: Event) -> None:
     if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.told.append(event)
         batch.micro_steps[event.entity] = event.data.cell
 
 
 def _micro_step_done(scene: Scene, event: Event) -> None:
-    if (batch := scene.batches.get(event.data.batch)) is not None:
+    batch, cell = scene.batches.get(event.data.batch), scene.cells.get(event.data.cell)
+    if batch is None:
+        return
+    batch.told.append(event)
+    # A cell that was put out says late what counts no more.
+    trains = cell is None or cell.place == "training"
+    if trains and batch.micro_steps.get(event.entity, event.data.cell) == event.data.cell:
         batch.done[event.entity] = event.data
 
 
 def _micro_step_released(scene: Scene, event: Event) -> None:
     if (batch := scene.batches.get(event.data.batch)) is not None:
+        batch.told.append(event)
         batch.micro_steps[event.entity] = ""
         batch.done.pop(event.entity, None)
+
+
+def _checkpoint_restored(scene: Scene, event: Event) -> None:
+    """Batches that made later versions are undone, and the one that is open: their groups are ready again."""
+    version: int = event.data.version
+    if version >= scene.version or scene.burst is None:
+        return
+    for batch in scene.batches.values():
+        if batch.undone or batch.opened.version < version:
+            continue
+        batch.undone = True
+        scene.burst_done -= batch.stepped
+        for name in batch.claimed:
+            group = scene.groups.get(name)
+            if group is None:
+                continue
+            scene.alive += group.status == "consumed"
+            group.status = "ready"
+            scene.ready.add(name)
+    scene.version, scene.batch = version, ""
 
 
 CHANGES: dict[str, Callable[[Scene, Event], None]] = {
     "run.started": _run_started,
     "run.finished": _run_finished,
     "run.paused": _run_paused,
-    "run.resumed": _run_resumed,
+    "run.resumed": _run_paused,
     "cell.joined": _cell_joined,
+    "cell.added": _cell_added,
+    "cell.lost": _cell_lost,
+    "service.joined": _service_joined,
+    "checkpoint.restored": _checkpoint_restored,
     "cell.withdrawn": _cell_withdrawn,
-    "cell.reinstated": _cell_reinstated,
+    "cell.reinstated": _cell_withdrawn,
     "cell.role-transition": _role_transition,
     "weights.published": _weights_published,
     "burst.opened": _burst_opened,
@@ -304,24 +343,3 @@ CHANGES: dict[str, Callable[[Scene, Event], None]] = {
     "micro-step.done": _micro_step_done,
     "micro-step.released": _micro_step_released,
 }
-
-
-class SchedulerOrder:
-    """Turns the log's order into the scheduler's."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Event] = deque()
-
-    def take(self, event: Event) -> Iterator[Event]:
-        """The events whose turn has come with this one."""
-        if decides(event, "scheduler"):
-            while self._waiting and self._waiting[0].seq <= event.causation:
-                yield self._waiting.popleft()
-            yield event
-        else:
-            self._waiting.append(event)
-
-    def rest(self) -> Iterator[Event]:
-        """Inputs after the last on which something was decided, when the log ends."""
-        while self._waiting:
-            yield self._waiting.popleft()

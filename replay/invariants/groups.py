@@ -20,12 +20,14 @@ _NEXT = {
 
 class Groups(Invariant):
     """Every group closes or is replaced: dispatched, ready, materialized, claimed for a batch, consumed by its step; or
-    discarded. One whose executions are all settled is closed at once, and a batch claims only while it is open.
+    discarded. What a restored version undid is there again. A group whose executions are all settled is closed at once,
+    and a batch claims only while it is open.
 
     Source: DESIGN section 4 (a group is ready when ...), section 8
     """
 
     name = "groups"
+    order = "scheduler"
 
     def begin(self) -> None:
         self._at: dict[str, str] = {}
@@ -56,6 +58,8 @@ class Groups(Invariant):
     @on(*_NEXT)
     def moved(self, event: Event) -> None:
         before, after = _NEXT[event.kind]
+        if event.kind in ("group.claimed", "group.consumed") and self.scene.undone(event.data.batch):
+            return
         at = self._at.get(event.entity, "never dispatched")
         if at != before:
             self.violated(event, f"{after}, and it was {at}")
@@ -68,6 +72,17 @@ class Groups(Invariant):
             batch = self.scene.batches.get(event.data.batch)
             if batch is None or batch.closed is not None:
                 self.violated(event, f"claimed for {event.data.batch}, which is not open")
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        """What the batches that are undone had claimed is there again."""
+        scene, version = self.scene, event.data.version
+        if version >= scene.version or scene.burst is None:
+            return
+        for batch in scene.batches.values():
+            if not batch.undone and batch.opened.version >= version:
+                for group in batch.claimed:
+                    self._at[group] = "materialized"
 
     def end(self) -> None:
         for group, event in self._due.items():

@@ -234,6 +234,8 @@ class Staleness(Invariant):
         self._discarded = 0
         self._age = 0
         """Sum of the dispatch versions of the groups that hold a slot."""
+        self._said: dict[str, tuple[int, int]] = {}
+        """Group to what was said when it was consumed last: the version trained and its staleness."""
 
     @on("group.dispatched")
     def dispatched(self, event: Event) -> None:
@@ -245,6 +247,20 @@ class Staleness(Invariant):
         self._sum += event.data.staleness
         self._count += 1
         self._age -= group.version if group else 0
+        self._said[event.entity] = (event.data.version_trained, event.data.staleness)
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        """Groups of batches that are undone were not consumed."""
+        scene, version = self.scene, event.data.version
+        if version >= scene.version or scene.burst is None:
+            return
+        for group, (trained, staleness) in list(self._said.items()):
+            if trained >= version:
+                del self._said[group]
+                self._sum -= staleness
+                self._count -= 1
+                self._age += scene.groups[group].version
 
     @on("group.discarded")
     def discarded(self, event: Event) -> None:
@@ -261,6 +277,7 @@ class Staleness(Invariant):
         self._expected += s.mu * s.B * (s.mu - 1) / 2 + s.mu * slots
         ages = scene.alive * event.data.version - self._age
         expected = self._expected - ages - self._discarded
+        self._said.clear()
         if self._count and self._sum != expected:
             mean, right = self._sum / self._count, expected / self._count
             self.violated(event, f"mean staleness {mean:.3f} over {self._count} groups, expected {right:.3f}")

@@ -45,7 +45,7 @@ class Capacity(Invariant):
 
 class RoutesToServing(Invariant):
     """Executions are placed on, and moved to, cells that serve at the epoch that is said and hold the version published
-    last, never one that an operator withdrew; a move starts where the execution is.
+    last, never one that an operator withdrew or whose engine is lost; a move starts where the execution is.
 
     Source: DESIGN section 5
     """
@@ -72,8 +72,8 @@ class RoutesToServing(Invariant):
         if cell is None or not cell.serves:
             self.violated(event, f"{name} serves nobody ({cell.place if cell else 'it never joined'})")
             return
-        if cell.withdrawn:
-            self.violated(event, f"{name} is withdrawn")
+        if not cell.takes:
+            self.violated(event, f"{name} is {'withdrawn' if cell.withdrawn else 'lost'}")
         if cell.epoch != epoch:
             self.violated(event, f"{name} is at epoch {cell.epoch}, said is {epoch}")
         if current and cell.version < self.scene.published:
@@ -101,6 +101,8 @@ class StartRule(Invariant):
         "execution.dispatched",
         "cell.joined",
         "cell.reinstated",
+        "cell.lost",
+        "service.joined",
         "cell.role-transition",
         "weights.published",
         "burst.ended",
@@ -148,7 +150,7 @@ class StartRule(Invariant):
             if execution is None or not execution.lost or (self.scene.burst is None and not execution.held_out):
                 continue
             cell = cells.get(execution.cell)
-            if cell is not None and cell.serves and not cell.withdrawn:
+            if cell is not None and cell.takes:
                 self.violated(event, f"{name} was lost and not placed again on {execution.cell}")
 
     def _queued(self) -> int:
@@ -162,10 +164,7 @@ class StartRule(Invariant):
         return [
             name
             for name, cell in cells
-            if cell.serves
-            and not cell.withdrawn
-            and cell.load < cell.capacity
-            and cell.version >= self.scene.published
+            if cell.takes and cell.load < cell.capacity and cell.version >= self.scene.published
         ]
 
 

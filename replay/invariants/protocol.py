@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay.invariants.base import Invariant, on
-from replay.invariants.folding import decides
+from replay.invariants.order import decides
 from schemas.envelope import Event
 from schemas.ids import decision_id
 from schemas.kinds import KINDS

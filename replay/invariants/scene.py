@@ -9,6 +9,7 @@ import msgspec
 
 from schemas import events as e
 from schemas.config import Config
+from schemas.envelope import Event
 from schemas.ids import cell_index
 
 
@@ -16,7 +17,7 @@ class CellSeen(msgspec.Struct, kw_only=True):
     index: int
     capacity: int
     place: str = "serving"
-    """serving, leaving, training, returning"""
+    """serving, leaving, training, returning; out after a loss, until it is sent back"""
     arrived: bool = False
     """Whether the last phase before `completed` was said."""
     epoch: int = 0
@@ -24,10 +25,19 @@ class CellSeen(msgspec.Struct, kw_only=True):
     load: int = 0
     """Executions placed here and not finished, held-out ones included."""
     withdrawn: bool = False
+    lost: str = ""
+    """Which of its services doesn't answer, until another process joins."""
+    failed_epoch: int = -1
+    """Epoch at which it was put out last: what is said of that epoch later comes from somebody who hadn't heard of it."""
 
     @property
     def serves(self) -> bool:
         return self.place == "serving"
+
+    @property
+    def takes(self) -> bool:
+        """Whether executions may be placed on it."""
+        return self.place == "serving" and not self.withdrawn and self.lost != "rollout"
 
 
 class ExecutionSeen(msgspec.Struct, kw_only=True):
@@ -51,6 +61,7 @@ class GroupSeen(msgspec.Struct, kw_only=True):
     status: str = "dispatched"
     """dispatched, ready, claimed, consumed, discarded"""
     batch: str = ""
+    """That claimed it last."""
 
 
 class BatchSeen(msgspec.Struct, kw_only=True):
@@ -58,12 +69,36 @@ class BatchSeen(msgspec.Struct, kw_only=True):
     closed: e.BatchStreamClosed | None = None
     join: e.BatchJoinClosed | None = None
     stepped: bool = False
+    undone: bool = False
+    """The core went back behind its version: nothing that is said of it counts."""
     claimed: list[str] = []
     """Groups, in the order of their claims."""
     micro_steps: dict[str, str] = {}
     """Name to the cell that holds it; empty while it is free."""
     done: dict[str, e.MicroStepDone] = {}
+    """Those whose gradient is held by whoever claimed them."""
+    told: list[Event] = []
+    """Everything that was said of its micro-steps, in order."""
     consumed: int = 0
+
+    def done_as_of(self, seq: int) -> dict[str, list[e.MicroStepDone]]:
+        """For each micro-step what was done of it, by its holder and not released, by that sequence (0: by now)."""
+        done: dict[str, list[e.MicroStepDone]] = {}
+        holder: dict[str, str] = {}
+        for event in self.told:
+            if event.kind == "micro-step.enqueued":
+                done[event.entity] = []
+            elif seq and event.seq > seq:
+                continue
+            elif event.kind == "micro-step.claimed":
+                holder[event.entity] = event.data.cell
+            elif event.kind == "micro-step.released":
+                # Its gradient went with the cell: what counts comes after.
+                holder.pop(event.entity, None)
+                done[event.entity] = []
+            elif holder.get(event.entity, event.data.cell) == event.data.cell:
+                done.setdefault(event.entity, []).append(event.data)
+        return done
 
 
 class Scene:
@@ -82,6 +117,10 @@ class Scene:
         self.held_out = 0
         """Held-out executions that are not finished."""
         self.cells: dict[str, CellSeen] = {}
+        self.added = 0
+        """Cells that an operator added to those of the configuration."""
+        self.processes: dict[str, int] = {}
+        """Instance of a cell's service to the sequence at which its newest process joined."""
         self.executions: dict[str, ExecutionSeen] = {}
         self.groups: dict[str, GroupSeen] = {}
         self.ready: set[str] = set()
@@ -114,10 +153,19 @@ class Scene:
 
     def serving(self) -> list[CellSeen]:
         """Cells that may take executions."""
-        return [cell for cell in self.cells.values() if cell.place == "serving" and not cell.withdrawn]
+        return [cell for cell in self.cells.values() if cell.takes]
 
     def moving(self) -> list[str]:
         return [name for name, cell in self.cells.items() if cell.place in ("leaving", "returning")]
+
+    @property
+    def cell_count(self) -> int:
+        """K."""
+        return self.rules.cells.count + self.added
+
+    def undone(self, batch: str) -> bool:
+        known = self.batches.get(batch)
+        return known is not None and known.undone
 
     @property
     def held(self) -> int:

@@ -11,7 +11,8 @@ from schemas.units import RowPlan, RowRef
 
 
 class StepIsBGroups(Invariant):
-    """Every training step consumed exactly B groups: those that the batch claimed, each once in the whole run.
+    """Every training step consumed exactly B groups: those that the batch claimed, each once in the line that counts, which
+    leaves out the batches that a restored version undid.
 
     Source: section 'Group-relative RL pipeline and bursts'; section 'Streaming training with dynamic membership'
     """
@@ -30,6 +31,8 @@ class StepIsBGroups(Invariant):
 
     @on("batch.stepped")
     def stepped(self, event: Event) -> None:
+        if self.scene.undone(event.entity):
+            return
         groups, B = self._groups(event.entity), self.scene.rules.scheduler.B
         if len(groups) != B or len(set(groups)) != B:
             self.violated(event, f"its stream closed after {len(set(groups))} groups of {B}")
@@ -43,8 +46,9 @@ class StepIsBGroups(Invariant):
     @on("group.consumed")
     def consumed(self, event: Event) -> None:
         data: e.GroupConsumed = event.data
-        if event.entity in self._owner:
-            self.violated(event, f"consumed by {self._owner[event.entity]} already")
+        owner = self._owner.get(event.entity)
+        if owner is not None and not self.scene.undone(owner) and not self.scene.undone(data.batch):
+            self.violated(event, f"consumed by {owner} already")
         batch = self.scene.batches.get(data.batch)
         if batch is not None and not batch.stepped:
             self.violated(event, f"consumed by {data.batch} before its step")
@@ -60,14 +64,16 @@ class StepIsBGroups(Invariant):
         return known.closed.groups if known is not None and known.closed is not None else []
 
     def _whole(self, event: Event) -> None:
-        if Counter(self._consumed[event.entity]) != Counter(self._groups(event.entity)):
+        counted = not self.scene.undone(event.entity)
+        if counted and Counter(self._consumed[event.entity]) != Counter(self._groups(event.entity)):
             B = self.scene.rules.scheduler.B
             self.violated(event, f"{len(self._consumed[event.entity])} groups consumed of {B}")
 
 
 class TargetsOnce(Invariant):
     """No target token is trained twice: in a batch each (execution, node) is a target of one row at most, no draw is
-    packed twice in the run, and every micro-step counts once in its step.
+    packed twice in the line that counts, and every micro-step counts once in its step, done by whoever held it when the
+    gradients were added up.
 
     Source: section 'Execution-level objective' (on-tree masking makes target sets disjoint); DESIGN section 9
     """
@@ -76,8 +82,8 @@ class TargetsOnce(Invariant):
 
     def begin(self) -> None:
         self._plans: dict[tuple[str, int], RowPlan] = {}
-        self._packed: dict[tuple[str, int], str] = {}
-        self._steps: dict[str, dict[str, int]] = defaultdict(dict)
+        self._packed: dict[tuple[str, int], tuple[str, str]] = {}
+        """Draw to its micro-step and batch."""
         self._nodes: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
 
     @on("group.materialized")
@@ -88,42 +94,38 @@ class TargetsOnce(Invariant):
     @on("micro-step.enqueued")
     def enqueued(self, event: Event) -> None:
         data: e.MicroStepEnqueued = event.data
-        self._steps[data.batch][event.entity] = 0
-        for row in data.rows:
-            self._row(event, data.batch, row)
+        if not self.scene.undone(data.batch):
+            for row in data.rows:
+                self._row(event, data.batch, row)
 
     def _row(self, event: Event, batch: str, row: RowRef) -> None:
         key = (row.execution, row.draw)
-        if key in self._packed:
-            self.violated(event, f"draw {row.draw} of {row.execution} is in {self._packed[key]} too")
-        self._packed[key] = event.entity
+        before, its_batch = self._packed.get(key, ("", ""))
+        if before and not self.scene.undone(its_batch):
+            self.violated(event, f"draw {row.draw} of {row.execution} is in {before} too")
+        self._packed[key] = (event.entity, batch)
         plan = self._plans.get(key)
         if plan is None:
             self.violated(event, f"draw {row.draw} of {row.execution} was never admitted")
             return
         if (row.tokens, row.targets) != (plan.tokens, plan.targets):
             self.violated(event, f"draw {row.draw} of {row.execution} is not as admitted")
+        nodes = self._nodes[batch]
         for node in plan.target_nodes:
-            before = self._nodes[batch].get((row.execution, node))
-            if before is not None:
-                self.violated(event, f"node {node} of {row.execution} is in {before} too")
-            self._nodes[batch][row.execution, node] = event.entity
-
-    @on("micro-step.done")
-    def done(self, event: Event) -> None:
-        steps = self._steps[event.data.batch]
-        steps[event.entity] = steps.get(event.entity, 0) + 1
-
-    @on("micro-step.released")
-    def released(self, event: Event) -> None:
-        # A released micro-step's gradient went with the cell: what counts comes after.
-        self._steps[event.data.batch][event.entity] = 0
+            twin = nodes.setdefault((row.execution, node), event.entity)
+            if twin != event.entity or before == event.entity:
+                self.violated(event, f"node {node} of {row.execution} is in {twin} too")
 
     @on("batch.stepped")
     def stepped(self, event: Event) -> None:
-        for name, times in self._steps[event.entity].items():
-            if times != 1:
-                self.violated(event, f"{name} counts {times} times in the step")
+        data: e.BatchStepped = event.data
+        batch = self.scene.batches.get(event.entity)
+        if batch is None or batch.undone:
+            return
+        for name, done in batch.done_as_of(summed(data)).items():
+            if len(done) != 1:
+                self.violated(event, f"{name} counts {len(done)} times in the step")
+        self._nodes.pop(event.entity, None)
 
 
 class NothingLost(Invariant):
@@ -156,7 +158,7 @@ class NothingLost(Invariant):
         data: e.BatchStreamClosed = event.data
         if data.micro_steps != self._micro_steps[event.entity]:
             self.violated(event, f"closed after {data.micro_steps} micro-steps, {self._micro_steps[event.entity]} enqueued")
-        admitted = {row: targets for group in data.groups for row, targets in self._rows.pop(group, {}).items()}
+        admitted = {row: targets for group in data.groups for row, targets in self._rows.get(group, {}).items()}
         packed = self._packed.pop(event.entity, {})
         lost, strange = admitted.keys() - packed.keys(), packed.keys() - admitted.keys()
         if lost:
@@ -168,10 +170,12 @@ class NothingLost(Invariant):
     def stepped(self, event: Event) -> None:
         data: e.BatchStepped = event.data
         batch = self.scene.batches.get(event.entity)
+        if batch is not None and batch.undone:
+            return
         if batch is None or batch.closed is None:
             self.violated(event, "stepped before its stream was closed")
             return
-        done = batch.done.values()
+        done = [each for name in batch.done_as_of(summed(data)).values() for each in name]
         said = (data.micro_steps, data.tokens, data.targets, data.executions)
         right = (
             batch.closed.micro_steps,
@@ -187,3 +191,8 @@ class NothingLost(Invariant):
             outside = {each.cell for each in done} - set(data.members)
             if outside:
                 self.violated(event, f"{names(outside)} trained for it and is no member")
+
+
+def summed(data: e.BatchStepped) -> int:
+    """Sequence up to which LOG says whose gradients the step added up; 0 where it doesn't say so."""
+    return int(getattr(data, "as_of", 0))

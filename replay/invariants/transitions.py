@@ -21,6 +21,7 @@ class TransitionsSerial(Invariant):
     def moved(self, event: Event) -> None:
         data: e.CellRoleTransition = event.data
         moving = self.scene.moving()
+        # A failed one may be a cell that trained: it is put out of the prefix and was not on the way.
         if data.phase == "decided" and moving:
             self.violated(event, f"decided while {names(moving)} is in transition")
         elif data.phase == "completed" and event.entity not in moving:
@@ -29,7 +30,8 @@ class TransitionsSerial(Invariant):
 
 class TrainingPrefix(Invariant):
     """Cells that train are a prefix, the core first, satellites by index; it grows, and is kept for the burst: after the
-    burst's end satellites return, the highest index first, and the core too unless it was said to stay.
+    burst's end satellites return, the highest index first, and the core too unless it was said to stay. When one is lost
+    it shrinks to below it: those above are put out as well, the core never is.
 
     Source: section 'Boundary dispatch and waterlevel control'; section 'Streaming training with dynamic membership'
     """
@@ -39,19 +41,39 @@ class TrainingPrefix(Invariant):
 
     def begin(self) -> None:
         self._recalled: set[str] = set()
+        self._put_out: list[str] = []
+        """Cells that were put out on the input in hand."""
 
     @on("burst.ended")
     def ended(self, event: Event) -> None:
         stays: bool = event.data.core_stays
         self._recalled = {name for name in self.scene.training() if cell_index(name) or not stays}
 
+    def decided(self, event: Event) -> None:
+        """After every loss: what trains is a prefix again."""
+        if self._put_out:
+            training = self.scene.training()
+            if training != [f"cell-{index}" for index in range(len(training))]:
+                self.violated(event, f"{names(self._put_out)} put out, and {names(training)} train: no prefix")
+            self._put_out = []
+
     @on("cell.role-transition")
     def moved(self, event: Event) -> None:
         data: e.CellRoleTransition = event.data
         scene, cell = self.scene, self.scene.cells.get(event.entity)
+        if data.phase == "failed" and cell is not None:
+            self._recalled.discard(event.entity)
+            self._put_out.append(event.entity)
+            above = any(other.lost and other.index <= cell.index for other in scene.cells.values())
+            if not above or (cell.index == 0 and cell.place == "training"):
+                self.violated(event, "put out, and no cell at or below it is lost")
         if data.phase != "decided" or cell is None:
             return
         training = scene.training()
+        if cell.place == "out":
+            if data.target != "rollout" or cell.lost:
+                self.violated(event, f"was put out, and goes to {data.target} while {cell.lost or 'nothing'} is lost")
+            return
         if data.target == "rollout":
             if not training or event.entity != training[-1]:
                 self.violated(event, f"returns before {training[-1] if training else 'it trained'}")
@@ -61,8 +83,12 @@ class TrainingPrefix(Invariant):
             return
         if training != [f"cell-{index}" for index in range(cell.index)]:
             self.violated(event, f"joins while {names(training) or 'no cell'} trains: no prefix")
-        if cell.index >= scene.rules.cells.trainable:
-            self.violated(event, f"may not train: cells.trainable = {scene.rules.cells.trainable}")
+        cells = scene.rules.cells
+        most = cells.trainable + (scene.added if cells.trainable == cells.count else 0)
+        if cell.index >= most:
+            self.violated(event, f"may not train: {most} cells may")
+        if cell.lost:
+            self.violated(event, f"its {cell.lost} process is lost")
         if cell.withdrawn:
             self.violated(event, "is withdrawn")
         if self._recalled:
@@ -111,6 +137,9 @@ class TransitionPhases(Invariant):
         if data.phase == "failed":
             self._at.pop(event.entity, None)
             return
+        cell = self.scene.cells.get(event.entity)
+        if cell is not None and data.epoch == cell.failed_epoch:
+            return
         if (data.target, data.epoch) != (target, epoch):
             self.violated(event, f"{data.phase} of epoch {data.epoch} to {data.target}, it is at {epoch} to {target}")
             return
@@ -142,7 +171,7 @@ class Epochs(Invariant):
         if cell is None:
             return
         expected = cell.epoch + (data.phase == "decided")
-        if data.epoch != expected:
+        if data.epoch != expected and data.epoch != cell.failed_epoch:
             self.violated(event, f"{data.phase} at epoch {data.epoch}, expected {expected}")
 
 
@@ -204,7 +233,9 @@ class SupplyGate(Invariant):
                 self._timer, self._held = "", True
             case "batch.opened":
                 self._timer, self._held = "", False
-            case "cell.role-transition" if event.data.phase in ("decided", "completed"):
+            case "checkpoint.restored" if event.data.version < scene.version:
+                self._timer, self._held = "", False
+            case "cell.role-transition" if event.data.phase in ("decided", "completed", "failed"):
                 if event.data.phase == "decided" and event.data.target == "train" and not self._held:
                     least = s.rho_min * s.B
                     self.violated(event, f"{scene.supply():g} groups ready, {least:g} did not hold for tau")
@@ -226,7 +257,7 @@ class CoreRetention(Invariant):
         scene, config = self.scene, self.scene.rules
         s, data = config.scheduler, event.data
         w = scene.d - scene.f + scene.owed * s.N
-        K = config.cells.count - sum(cell.withdrawn for cell in scene.cells.values())
+        K = scene.cell_count - sum(bool(cell.withdrawn or cell.lost) for cell in scene.cells.values())
         room = (K - 1) * config.cells.capacity
         supplied = scene.supply() >= s.rho_min * s.B
         last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
@@ -250,7 +281,7 @@ class Reasons(Invariant):
 
     @on("execution.placed", "cell.role-transition", "burst.ended")
     def said(self, event: Event) -> None:
-        back = event.kind == "cell.role-transition" and event.data.target == "rollout"
+        back = event.kind == "cell.role-transition" and (event.data.target == "rollout" or event.data.phase == "failed")
         for each in event.data.reason:
             op = {"<=": each.left <= each.right, ">=": each.left >= each.right, "<": each.left < each.right}
             op |= {">": each.left > each.right, "==": each.left == each.right}

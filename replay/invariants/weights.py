@@ -9,7 +9,8 @@ from schemas.envelope import Event
 
 class DurableBeforePublished(Invariant):
     """A version is durable before anybody hears of it: its checkpoint is saved before the step that makes it is said, before
-    it is exposed, and before an engine serves it.
+    it is exposed, and before an engine serves it. A core that starts again goes on from a version that was stepped, none
+    older than was exposed for engines: what is lost never left the training cells.
 
     Source: DESIGN section 4 (weights are published only when their checkpoint is durable), section 9
     """
@@ -19,6 +20,7 @@ class DurableBeforePublished(Invariant):
     def begin(self) -> None:
         self._saved: set[int] = set()
         self._looked = 0
+        self._stepped = self._exposed = 0
 
     @on("checkpoint.saved")
     def saved(self, event: Event) -> None:
@@ -32,6 +34,18 @@ class DurableBeforePublished(Invariant):
         version: int = event.data.version
         if version > 0 and version not in self._saved:
             self.violated(event, f"version {version} is not durable")
+        if event.kind == "batch.stepped" and not self.scene.undone(event.entity):
+            self._stepped = version
+        elif event.kind == "weights.exposed" and event.data.purpose == "publish":
+            self._exposed = max(self._exposed, version)
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        version: int = event.data.version
+        if not self._exposed <= version <= self._stepped:
+            self.violated(event, f"version {version} restored; {self._exposed} was exposed, {self._stepped} stepped")
+        self._saved = {each for each in self._saved if each <= version}
+        self._stepped = version
 
     def end(self) -> None:
         if not self._looked:
@@ -59,6 +73,11 @@ class WeightsInOrder(Invariant):
         batch = self.scene.batches.get(event.entity)
         if batch is not None and batch.opened.final:
             self._final.add(event.data.version)
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        for known in (self._stepped, self._final):
+            known.difference_update([version for version in known if version > event.data.version])
 
     @on("weights.exposed")
     def exposed(self, event: Event) -> None:

@@ -100,6 +100,10 @@ def no_end_before_the_first_transition(log: Log) -> Log:
     return renumbered([event for event in log if event.kind != "execution.finished" or event.seq > first])
 
 
+def trained_by_a_stranger(log: Log) -> Log:
+    return changed(changed(log, of("micro-step.claimed"), cell="cell-9"), of("micro-step.done"), cell="cell-9")
+
+
 def raised(amount: int) -> Any:
     return lambda value: value + amount
 
@@ -259,7 +263,12 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "evaluations": [
         (lambda log: without(log, of("evaluation.claimed")), None, "nobody had claimed it"),
-        (lambda log: repeated(log, of("evaluation.claimed")), None, "claimed twice"),
+        (lambda log: repeated(log, of("evaluation.claimed")), None, "claimed after it was answered"),
+        (
+            lambda log: changed(log, of("evaluation.claimed"), _causation=0),
+            None,
+            "the claim answers 0, the request is at",
+        ),
         (lambda log: changed(log, of("evaluation.claimed"), evaluator="another"), None, "claimed by another"),
         (lambda log: changed(log, of("evaluation.requested"), tries=2), None, "try 2 follows try 0"),
     ],
@@ -357,7 +366,7 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: without(log, of("micro-step.enqueued")), None, "not packed"),
         (lambda log: changed(log, of("batch.stepped"), targets=0), None, "counts micro-steps"),
         (lambda log: changed(log, of("batch.stepped"), members=["cell-2"]), None, "stepped by cell-2"),
-        (lambda log: changed(log, of("micro-step.done"), cell="cell-9"), None, "cell-9 trained for it"),
+        (trained_by_a_stranger, None, "cell-9 trained for it"),
     ],
     "durable_before_published": [
         (lambda log: without(log, of("checkpoint.saved")), None, "version 1 is not durable"),
