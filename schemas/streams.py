@@ -44,6 +44,11 @@ def owner_filter(run: str, owner: str) -> str:
     return f"gyre.{run}.{owner}.>"
 
 
+def entity_filter(run: str, owner: str, entity: str) -> str:
+    """Everything one service says about entities of one kind."""
+    return f"gyre.{run}.{owner}.{entity}.>"
+
+
 def chain_filter(run: str, owner: str, entity: str, entity_id: str) -> str:
     """Everything one service says about one entity: where each link expects the one before."""
     return f"gyre.{run}.{owner}.{entity}.{entity_id}.>"

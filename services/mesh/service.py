@@ -88,9 +88,9 @@ class Context:
         """Publish one fact (see Publisher.say)."""
         return await self.publisher.say(kind, entity, data, id=id, causation=causation, claim=claim)
 
-    async def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """LOG from `after` on, without end, decoded, in order, without gaps."""
-        async for stored in self.bus.read(streams.log_stream(self.run), after):
+    async def events(self, after: int = 0, *, subject_filter: str | None = None) -> AsyncIterator[Event]:
+        """LOG from `after` on, or what of it falls under the filter: without end, decoded, in order, without gaps."""
+        async for stored in self.bus.read(streams.log_stream(self.run), after, subject_filter=subject_filter):
             self.health.events.inc()
             self.health.read_to.set(stored.seq)
             yield decode(stored)

@@ -31,6 +31,8 @@ PULL_AGAIN_S = 1.0
 """Seconds until the same exposure is tried again."""
 EXPOSED_S = 300.0
 """How long the published weights may be out of reach before the cell gives up."""
+_ELSEWHERE = ("execution.", "evaluation.", "route.", "timer.")
+"""Kinds that say nothing of cells and weights: most of LOG."""
 
 
 async def serve(context: Context, *, adapter: EngineAdapter | None = None) -> None:
@@ -105,8 +107,10 @@ class RolloutCell:
 
     async def _follow(self, position: int) -> None:
         async for event in self._context.events(position):
-            self.role.fold(event)
             self._folded = event.seq
+            if event.kind.startswith(_ELSEWHERE):
+                continue
+            self.role.fold(event)
             self._changed.set()
 
     async def _work(self) -> None:

@@ -16,6 +16,8 @@ from services.mesh.service import Context
 from services.trainer.batch_view import BatchView
 
 T = TypeVar("T")
+_ELSEWHERE = ("execution.", "evaluation.", "route.", "timer.")
+"""Kinds that say nothing of training: most of LOG."""
 
 
 class Worker(Protocol):
@@ -42,7 +44,8 @@ class TorchThread:
 
 
 class CellProcess:
-    """`read_past()` once, then `follow()` for as long as the process lives; `changed` is set by every event."""
+    """`read_past()` once, then `follow()` for as long as the process lives; `changed` is set by every event that may
+    change the view."""
 
     def __init__(self, context: Context, worker: Worker | None = None) -> None:
         self.context = context
@@ -61,8 +64,10 @@ class CellProcess:
 
     async def follow(self) -> None:
         async for event in self.context.events(self._folded):
-            self.view.fold(event)
             self._folded = event.seq
+            if event.kind.startswith(_ELSEWHERE):
+                continue
+            self.view.fold(event)
             self.changed.set()
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float | None = None) -> bool:

@@ -24,7 +24,7 @@ class Projection:
     def __init__(self, *, bus: Bus, run: str, store: Rows) -> None:
         self._bus, self._run, self._store = bus, run, store
         self._trees: OrderedDict[str, FrozenTree] = OrderedDict()
-        self._moved = asyncio.Condition()
+        self._moved = asyncio.Event()
         self.position = 0
         """LOG sequence of the last event that was applied."""
 
@@ -38,18 +38,18 @@ class Projection:
 
     async def resume(self) -> int:
         """LOG sequence after which to go on."""
-        await self._move(await asyncio.to_thread(self._store.position))
+        self._move(await asyncio.to_thread(self._store.position))
         return self.position
 
     async def reached(self, seq: int) -> None:
         """Returns once the rows hold LOG up to `seq`."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.position >= seq)
+        while self.position < seq:
+            await self._moved.wait()
 
     async def apply(self, event: Event) -> None:
         if isinstance(event.data, PROJECTED):
             await asyncio.to_thread(self._store.apply, event, await self._tree(event))
-        await self._move(event.seq)
+        self._move(event.seq)
 
     async def rebuild(self) -> None:
         """Drops this run's rows and fills them again from all that LOG and RECORDS hold now."""
@@ -58,10 +58,10 @@ class Projection:
         async for stored in self._bus.read_range(log, 0, await self._bus.last_seq(log)):
             await self.apply(decode(stored))
 
-    async def _move(self, seq: int) -> None:
-        async with self._moved:
-            self.position = seq
-            self._moved.notify_all()
+    def _move(self, seq: int) -> None:
+        self.position = seq
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     async def _tree(self, event: Event) -> FrozenTree | None:
         if not isinstance(event.data, ExecutionTreeFrozen) or not event.data.blob:
