@@ -4,7 +4,8 @@
 
 Moments are drawn over the progress of the run, not over time. Where kills fall behind, because processes take long to
 come back, the run is held back: chaos says `run.paused`, and `run.resumed` once the kill it waits for is done. No burst
-ends in a paused run, so none ends while something is outstanding. Who is killed then may find the mesh with little to do.
+ends in a paused run, so the last one ends when nothing is outstanding. Only who is killed while the run is held at its
+last burst finds the mesh with little to do.
 
 Invariants
 - never two at once: the next is killed only when every process answers `/readyz` with 200 and the event bus answers;
@@ -33,7 +34,7 @@ from schemas.errors import BusError
 from schemas.events import BatchStepped, ServiceJoined
 from services.cli.background import READY, probe
 from services.cli.chaos_hold import CHAOS, Hold
-from services.cli.chaos_plan import EVENTS_AN_EXECUTION, Kill, Killed, plan, position
+from services.cli.chaos_plan import EVENTS_AN_EXECUTION, Kill, Killed, in_turn, plan, position
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.processes import Process, is_alive
@@ -124,7 +125,9 @@ class Chaos:
 
     async def _kill_all(self, mesh: MeshUnderTest, tell: Callable[[str], None]) -> str:
         """One after the other; an empty text, or why not all."""
-        for kill in self.plan:
+        end = self.plan[-1].hold if self.plan else 0.0
+        for planned in self.plan:
+            kill = in_turn(planned, now=self._position, piece=end / len(self.plan), end=end)
             self._await(kill)
             if not await self._reach(kill.at):
                 return "the run was over before the others' turn"

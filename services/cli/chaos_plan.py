@@ -9,6 +9,7 @@ Invariants
 - moments are spread evenly over the first half of what comes before the last burst, each anywhere in a piece of its own;
 - the run has twice the progress that a kill's piece ends at before it is held back: whoever was killed needs time to
   come back, and the next is killed no earlier;
+- a kill that is late comes a drawn part of a piece after the one before is back, so that it meets a run at work;
 - the last hold lies where the last burst begins, so nothing is outstanding when the run ends. A run of one burst has
   its moments in the first quarter of its steps and its last hold in their middle.
 """
@@ -36,6 +37,8 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """Moment, in steps: 2.4 is in the third step, when about two fifths of its events are in the log."""
     hold: float
     """Moment, in steps, from which on the run is held back until this process was killed and is ready again."""
+    gap: float
+    """Steps that the run makes before it once the one before is back, as far as the last hold leaves room."""
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +67,19 @@ def plan(processes: Iterable[str], *, seed: int, steps: int, mu: int) -> list[Ki
             process=name,
             at=min(below, span * (index + random.Random(f"{seed}:{name}").random()) / len(order)),
             hold=end * (index + 1) / len(order),
+            gap=span / len(order) * random.Random(f"{seed}:{name}:gap").random(),
         )
         for index, name in enumerate(order)
     ]
+
+
+def in_turn(kill: Kill, *, now: float, piece: float, end: float) -> Kill:
+    """The same kill in a run that is at `now` when its turn comes: moment and hold are later where it is late.
+
+    `piece` is how far the run may then go before it is held back, `end` the last hold."""
+    return msgspec.structs.replace(
+        kill, at=min(end, max(kill.at, now + kill.gap)), hold=min(end, max(kill.hold, now + piece))
+    )
 
 
 def last_hold(*, steps: int, mu: int) -> float:

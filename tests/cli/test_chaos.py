@@ -17,7 +17,7 @@ from schemas.config import Config
 from services.cli import logs
 from services.cli.chaos import processes
 from services.cli.chaos_hold import CHAOS
-from services.cli.chaos_plan import SPREAD, Killed, last_hold, plan, position
+from services.cli.chaos_plan import SPREAD, Killed, in_turn, last_hold, plan, position
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
 from services.cli.resuming import open_run
@@ -60,6 +60,28 @@ def test_everyone_once_and_nobody_outstanding_in_the_last_burst(
         assert index <= at * len(names) / span + 1e-6
         assert at * len(names) / span <= index + 1 + 1e-6
         assert at < hold
+    assert all(0 <= kill.gap <= span / len(names) for kill in kills)
+
+
+@given(
+    names=NAMES,
+    seed=SEEDS,
+    steps=STEPS,
+    mu=MU,
+    late=st.lists(st.floats(min_value=0, max_value=5), min_size=40, max_size=40),
+)
+def test_a_late_kill_meets_a_run_at_work_and_no_last_burst(
+    names: set[str], seed: int, steps: int, mu: int, late: list[float]
+) -> None:
+    kills = plan(names, seed=seed, steps=steps, mu=mu)
+    end, now = last_hold(steps=steps, mu=mu), 0.0
+    for planned, delay in zip(kills, late, strict=False):
+        kill = in_turn(planned, now=now, piece=end / len(kills), end=kills[-1].hold)
+        assert planned.at <= kill.at <= kill.hold <= kills[-1].hold
+        assert kill.at == kills[-1].hold or kill.at >= now + kill.gap
+        # The run goes on until it is held, however long the process takes to come back.
+        now = max(now, min(kill.at + delay, kill.hold))
+    assert now <= kills[-1].hold
 
 
 @given(names=NAMES, seed=SEEDS, steps=STEPS)
