@@ -27,9 +27,12 @@ $(STAMP): pyproject.toml constraints.txt
 	  if [ "`id -u`" = 0 ]; then apt-get update -q && apt-get install -q -y python3-venv; else \
 	  echo "make: $(PYTHON) cannot make virtual environments." >&2; \
 	  echo "  -> sudo apt-get install python3-venv" >&2; exit 1; fi; }
+	@echo "make: setting up $(VENV), once: about 1.5 GB and some minutes"
 	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,dev]'
+	@echo "make: installing PyTorch (1 of 2)"
+	@$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
+	@echo "make: installing everything else (2 of 2)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,dev]'
 	@touch $@
 
 # Mooncake loads these; without them weights travel through shared memory, and the run says so.

@@ -214,7 +214,7 @@ def from_tree(tree: dict[str, Any], *, where: str) -> Config:
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error), where=where, remedy="correct the value; schemas/config.py documents every key") from None
+        raise ConfigError(str(error), where=where, remedy=_correct(str(error))) from None
     validate(config, where=where)
     return config
 
@@ -231,7 +231,7 @@ def validate(config: Config, *, where: str) -> None:
         value = getattr(getattr(config, section) if section else config, field)
         # Written so that a NaN is outside of everything.
         if value is not None and not low <= value <= high:
-            refuse(f"{key} = {value} is not in {low:g}..{high:g}", f"set {key} to a value between them")
+            refuse(f"{key} = {value} is not in {_number(low)}..{_number(high)}", f"set {key} to a value between them")
     if s.N < 2:
         refuse(f"scheduler.N = {s.N}, but a group-relative advantage needs at least 2", "set scheduler.N to 2 or more")
     if abs(s.phi * s.B - round(s.phi * s.B)) > 1e-9:
@@ -357,6 +357,21 @@ def _refuse_unknown(tree: dict[str, Any], kind: type, where: str, prefix: str) -
             for row in rows:
                 if isinstance(row, dict):
                     _refuse_unknown(row, inner, where, f"{prefix}{key}.")
+
+
+def _correct(error: str) -> str:
+    """What to do about a value of the wrong type; where only some words are allowed, which."""
+    allowed: Any = Config
+    for part in error.rpartition("`$.")[2].rstrip("`").split("."):
+        kind = next(iter(_structs(allowed)), None)
+        allowed = typing.get_type_hints(kind).get(part) if kind else None
+    if typing.get_origin(allowed) is typing.Literal:
+        return f"choose from {', '.join(map(str, typing.get_args(allowed)))}"
+    return "correct the value; schemas/config.py documents every key"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _structs(hint: Any) -> list[type]:

@@ -114,7 +114,7 @@ def events(
     state: State = STATE,
     json: Json = False,
 ) -> int:
-    """Print the events of a run, one a line.
+    """Print the events of a run, one a line: sequence, seconds, kind, what it is about, who says it, its data, cut.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False
     Parameters
     ----------
     file
-        A configuration whose ports and transport are to be checked too.
+        A configuration whose ports, transport, policy and tasks are to be checked too.
     """
     from services.cli.doctor_command import doctor_command
 

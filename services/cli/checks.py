@@ -48,6 +48,7 @@ def doctor(places: Places, config: Config | None = None) -> list[Finding]:
     port = config.bus.port if config else 0
     return [
         python(),
+        bash(),
         nats_server(),
         torch(),
         *(package(name) for name in ("megatron.core", "renderers", "tokenizers", "safetensors", "sqlalchemy")),
@@ -57,7 +58,7 @@ def doctor(places: Places, config: Config | None = None) -> list[Finding]:
         free_port(port),
         disk(places),
         memory(),
-        *([held_out(config, places)] if config else []),
+        *([policy(config, places), tasks(config, places), held_out(config, places)] if config else []),
     ]
 
 
@@ -80,6 +81,18 @@ def python() -> Finding:
         required=True,
         detail=version,
         remedy="install Python 3.11; its packages are pinned for that version",
+    )
+
+
+def bash() -> Finding:
+    """Tests run under it, and the tools of agents do."""
+    found = shutil.which("bash")
+    return Finding(
+        name="bash",
+        ok=found is not None,
+        required=True,
+        detail=found or "not on the PATH",
+        remedy="install bash, or put its folder on the PATH: tests of tasks run under it",
     )
 
 
@@ -153,23 +166,24 @@ def mooncake(*, required: bool) -> Finding:
 
 
 def store(places: Places) -> Finding:
-    """Whether JetStream could write its store."""
-    folder = places.nats
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"x")
-            os.fsync(probe.fileno())
-    except OSError as error:
-        return Finding(
-            name="store",
-            ok=False,
-            required=True,
-            detail=f"{folder} cannot be written: {error.strerror}",
-            remedy="choose a folder that you may write to with --state DIR",
-        )
-    return Finding(name="store", ok=True, required=True, detail=f"{places.nats} can be written")
+    """Whether the state folder could be written, and what a run makes in it: JetStream's store, runs, the cache."""
+    for wanted in (places.root, places.nats, places.runs, places.cache, places.cache / ".made"):
+        folder = wanted
+        while not folder.exists():
+            folder = folder.parent
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"x")
+                os.fsync(probe.fileno())
+        except OSError as error:
+            return Finding(
+                name="store",
+                ok=False,
+                required=True,
+                detail=f"{folder} cannot be written: {error.strerror}",
+                remedy="choose a folder that you may write to with --state DIR",
+            )
+    return Finding(name="store", ok=True, required=True, detail=f"{places.root} can be written")
 
 
 def free_port(port: int, name: str = "bus.port") -> Finding:
@@ -247,6 +261,24 @@ def held_out(config: Config, places: Places) -> Finding:
         detail=f"{measurements(config)}; {state}",
         remedy="set eval.path to a folder of tasks, add a [[prepare]] that makes it, or set eval.every to 0",
     )
+
+
+def policy(config: Config, places: Places) -> Finding:
+    """The starting policy; one that a [[prepare]] makes may be still to come."""
+    folder = places.cache / config.policy.path
+    if not folder.exists() and any(each.makes == config.policy.path for each in config.prepare):
+        return Finding(name="policy", ok=True, required=True, detail=f"{folder} is made when a run begins, once")
+    return policy_folder(folder)
+
+
+def tasks(config: Config, places: Places) -> Finding:
+    """Whether there are tasks, or a [[prepare]] that makes them; `gyre run` reads each of them."""
+    folder = places.cache / config.tasks.path
+    made = any(each.makes == config.tasks.path for each in config.prepare)
+    there = folder.is_dir()
+    state = str(folder) if there else f"{folder} is made when a run begins" if made else f"{folder} is not there"
+    remedy = "set tasks.path to a folder of tasks, or add a [[prepare]] that makes it"
+    return Finding(name="tasks", ok=there or made, required=True, detail=state, remedy=remedy)
 
 
 def policy_folder(folder: Path) -> Finding:

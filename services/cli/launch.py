@@ -42,7 +42,7 @@ from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.nats_bus import connect
-from services.mesh.processes import Process, read_mesh
+from services.mesh.processes import Process, last_line, read_mesh
 from services.mesh.publisher import Publisher
 from services.mesh.server import NatsServer
 from services.mesh.supervise import Spec, Supervisor
@@ -225,6 +225,7 @@ async def _follow(
     asked = asyncio.create_task(stops.asked.wait())
     tasks: list[asyncio.Task[Any]] = [reader, tick, asked]
     try:
+        view.note(f"starting {len(specs)} services; the first step is trained when the first executions have ended")
         for spec in specs:
             await supervisor.start(spec)
         if chaos is not None:
@@ -294,6 +295,8 @@ async def _tick(supervisor: Supervisor, server: NatsServer | None, view: View, l
 
 def _tell(view: View, process: Process) -> None:
     if process.state == "waiting":
-        view.note(f"{process.name} ended with {process.exit_code}; it starts again")
+        # Killed by a signal, it had no say.
+        said = last_line(Path(process.log)) if (process.exit_code or 0) > 0 else ""
+        view.note(f"{process.name} ended with {process.exit_code}{f' ({said})' if said else ''}; it starts again")
     elif process.state == "running" and process.restarts:
         view.note(f"{process.name} runs again (pid {process.pid})")

@@ -6,15 +6,32 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from schemas.errors import ConfigError
 from services.cli.output import quiet_logs, say, say_json, say_json_line
 from services.cli.places import Places
 
 
 def events_command(run: str | None, *, follow: bool, kinds: list[str], state: Path, json: bool) -> int:
     quiet_logs()
+    _known(kinds)
     places = Places(state)
     asyncio.run(_print_events(places, places.chosen(run), follow=follow, kinds=kinds, json=json))
     return 0
+
+
+def _known(patterns: list[str]) -> None:
+    """Raises ConfigError for a pattern that no kind of event matches."""
+    from difflib import get_close_matches
+    from fnmatch import filter as matching
+
+    from schemas.kinds import KINDS
+
+    for pattern in patterns:
+        if not matching(KINDS, pattern):
+            known = sorted({*KINDS, *(f"{kind.split('.')[0]}.*" for kind in KINDS)})
+            near = get_close_matches(pattern, known, 1)
+            remedy = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(f"no kind of event is called {pattern!r}", remedy=f"{remedy}`gyre schema` lists them all")
 
 
 async def _print_events(places: Places, run: str, *, follow: bool, kinds: list[str], json: bool) -> None:

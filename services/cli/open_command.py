@@ -28,6 +28,7 @@ def open_command(file: Path, overrides: list[str], *, nats: str, state: Path, js
     config = msgspec.structs.replace(config, bus=msgspec.structs.replace(config.bus, url=url))
     quiet_logs()
     preflight.environment(config, places)
+    asyncio.run(preflight.event_bus(url))
     with places.hold(f"gyre open {file.name}"):
         view = open_view(quiet=False, json=json)
         try:

@@ -11,6 +11,7 @@ from schemas.errors import ConfigError
 from schemas.units import TaskRef
 from services.cli import checks
 from services.cli.places import Places
+from services.mesh.nats_bus import connect
 from services.mesh.tasks import list_tasks, task_refs
 
 
@@ -18,6 +19,7 @@ def environment(config: Config, places: Places) -> None:
     """Machine and ports. Raises EnvironmentMissing with everything that is missing."""
     findings = [
         checks.python(),
+        checks.bash(),
         *(checks.package(name) for name in ("torch", "megatron.core", "renderers", "tokenizers", "safetensors")),
         checks.store(places),
         checks.disk(places),
@@ -31,6 +33,12 @@ def environment(config: Config, places: Places) -> None:
         if all(finding.ok for finding in findings):
             findings.append(checks.mooncake(required=True))
     checks.require(findings)
+
+
+async def event_bus(url: str) -> None:
+    """Whether somebody else's event bus answers. Raises EnvironmentMissing; making a policy would have been in vain."""
+    bus = await connect(url, "preflight", name="gyre/preflight")
+    await bus.close()
 
 
 def inputs(config: Config, places: Places) -> tuple[list[TaskRef], list[TaskRef]]:

@@ -98,6 +98,7 @@ class LiveView:
         from rich.live import Live
 
         self._progress = Progress()
+        self._steps = 0
         self._note = ""
         self._rss = 0
         self._began = time.monotonic()
@@ -107,6 +108,10 @@ class LiveView:
         self._live.start()
 
     def update(self, progress: Progress) -> None:
+        # A step that was trained since says more than what was going on before it.
+        if len(progress.steps) > self._steps:
+            self._steps = len(progress.steps)
+            self._note = ""
         self._progress = progress
 
     def note(self, text: str) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ import pytest
 
 from replay.logfile import read_manifest
 from schemas.kinds import KINDS
-from services.cli import app, checks
+from services.cli import app, checks, preflight
 from services.cli.places import Places
+from services.mesh.nats_bus import connect
 from tests.cli.conftest import ROOT, TOML, write_policy, write_tasks
 from tests.replay.recorded import altered, first, recorded, write
 
@@ -208,6 +213,98 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     out = capsys.readouterr().out
     assert "MISSING  python" in out
     assert "python -> install Python 3.11" in out
+
+
+def test_doctor_names_a_missing_bash(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = tmp_path / "state"
+    assert gyre("doctor", "--state", state) == 3
+    out = capsys.readouterr().out
+    assert "MISSING  bash" in out
+    assert "bash -> install bash" in out
+    # A run says so before it starts anything.
+    assert gyre("run", config_file, "--state", state) == 3
+    assert "bash: not on the PATH" in told(capsys)
+    assert not state.exists()
+
+
+def test_doctor_of_a_configuration_looks_for_its_inputs(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = Places(tmp_path / "state")
+    assert gyre("doctor", config_file, "--state", places.root) == 3
+    out = capsys.readouterr().out
+    assert "MISSING  policy" in out and "MISSING  tasks" in out
+    config_file.write_text(
+        TOML
+        + """
+[[prepare]]
+makes = "policy"
+command = ["{python}", "{out}"]
+[[prepare]]
+makes = "tasks"
+command = ["{python}", "{out}"]
+"""
+    )
+    assert gyre("doctor", config_file, "--state", places.root) == 0
+    assert "is made when a run begins" in capsys.readouterr().out
+    config_file.write_text(TOML)
+    write_policy(places.cache / "policy")
+    write_tasks(places.cache / "tasks")
+    assert gyre("doctor", config_file, "--state", places.root) == 0
+
+
+@pytest.mark.parametrize("words", [["open", "--nats", "{url}"], ["run", "--set", 'bus.url="{url}"']])
+def test_nothing_is_made_for_a_bus_that_does_not_answer(
+    words: list[str],
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config_file.write_text(TOML + '[[prepare]]\nmakes = "policy"\ncommand = ["{python}", "{out}"]\n')
+    monkeypatch.setattr(preflight, "connect", partial(connect, timeout_s=0.2))
+    state = tmp_path / "state"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        url = f"nats://127.0.0.1:{taken.getsockname()[1]}"
+        filled = [word.format(url=url) for word in words]
+        assert gyre(filled[0], config_file, *filled[1:], "--state", state) == 3
+    assert "no nats-server answered" in capsys.readouterr().err
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("part", [".", "nats", "runs", "cache"])
+def test_a_part_of_the_state_folder_that_cannot_be_written(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places(tmp_path / "state")
+    locked = (places.root / part).resolve()
+    for folder in (places.nats, places.runs, places.cache):
+        folder.mkdir(parents=True)
+    opened = tempfile.TemporaryFile
+
+    def refusing(*, dir: Path) -> Any:
+        # The superuser may write everywhere, so the refusal is ours.
+        if Path(dir) == locked:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refusing)
+    found = checks.store(places)
+    assert not found.ok
+    assert found.detail == f"{locked} cannot be written: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"), [("cell.joind", "cell.joined"), ("cel.*", "cell.*"), ("nothing-like-it", "gyre schema")]
+)
+def test_a_kind_that_nothing_says(pattern: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("events", "--kind", pattern) == 2
+    error = told(capsys)
+    assert pattern in error and near in error
 
 
 def test_nothing_runs_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,6 +200,19 @@ def test_the_summary_is_told_before_the_failure(
     assert "harness_errors" in out
 
 
+def test_what_a_stopped_run_may_still_reach_is_not_missed(places: Places) -> None:
+    summary = msgspec.structs.replace(
+        summarize(Progress(), peak_rss_bytes=1),
+        targets={"steps": ">= 20", "harness_errors": "== 0"},
+        missed=["steps", "harness_errors"],
+    )
+    for finished, steps in (("", "not yet"), ("steps_done", "missed")):
+        lines = run_command.closing(msgspec.structs.replace(summary, finished=finished), places, again="gyre run FILE")
+        marks = {line.split()[0]: line for line in lines if "wanted" in line}
+        assert f"{steps}, wanted >= 20" in marks["steps"]
+        assert "missed, wanted == 0" in marks["harness_errors"]
+
+
 def test_the_first_key_that_differs_is_named() -> None:
     before = {"a": 1, "b": {"c": [1], "d": 2}}
     assert list(differences(before, before)) == []
@@ -220,6 +233,7 @@ async def test_a_service_that_keeps_failing_stops_the_run(
     assert (figures["steps"], figures["crashes"]) == (2, Backoff().limit)
     assert caught.value.where.endswith("logs/crash.log")
     assert "something keeps failing: stopping" in view.notes
+    assert "crash ended with 1 (ImportError: libabsent.so.9: cannot open shared object file); it starts again" in view.notes
     assert children() <= before
     assert places.live() is None
 

@@ -72,6 +72,8 @@ def test_a_number_beyond_all_reason_is_refused_by_name(key: str) -> None:
         ("cells=3", "cells"),
         ("cells.count.x=3", "count"),
         ("cells.count=three", "cells.count"),
+        ("rollout.transport=sharedmem", "choose from auto, mooncake, shared-memory"),
+        ("steps=0", "not in 1..2147483647"),
     ],
 )
 def test_what_is_wrong_is_named(override: str, said: str) -> None:
