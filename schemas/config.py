@@ -33,6 +33,10 @@ class Cells(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trainable: int = 1
     """How many cells, from the core on, may take the training role."""
 
+    def trainers(self, added: int) -> int:
+        """How many may train once `added` more cells belong to the run: where all may, those too."""
+        return self.trainable + (added if self.trainable == self.count else 0)
+
 
 class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     strategy: Literal["elastic"] = "elastic"
@@ -119,6 +123,8 @@ class Rollout(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: int = 1
     drain_s: float = 5.0
     """Seconds that a cell which leaves for training waits for its calls to move; then it aborts them itself."""
+    lost_s: float = 120.0
+    """Seconds for which a cell's rollout process may be unreachable; then its executions move to other cells."""
     transport: Literal["auto", "mooncake", "shared-memory"] = "auto"
     """How weights travel; `auto` prefers the Mooncake Transfer Engine and says which it took."""
 
@@ -161,6 +167,9 @@ class Trainer(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loss_cap: float = 100.0
     threads: int = 1
     keep_checkpoints: int = 2
+    """Newest checkpoints that are kept. The version published last is kept beside them: no run goes back behind it."""
+    lost_s: float = 60.0
+    """Seconds for which a satellite's trainer may be unreachable; then its batch goes on without it."""
 
 
 class Bus(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -308,6 +317,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "rollout.kv_tokens": _COUNT,
     "rollout.threads": _COUNT,
     "rollout.drain_s": (0, 1e9),
+    "rollout.lost_s": _PERIOD,
     "evaluator.workers": _COUNT,
     "evaluator.timeout_s": _PERIOD,
     "trajectories.J_max": _COUNT,
@@ -323,6 +333,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "trainer.clip_high": _NOT_NEGATIVE,
     "trainer.threads": _COUNT,
     "trainer.keep_checkpoints": _COUNT,
+    "trainer.lost_s": _PERIOD,
     "bus.port": _PORT,
 }
 """Least and greatest value of every number."""

@@ -265,8 +265,18 @@ class CellReinstated(Value, frozen=True, kw_only=True):
     by: str
 
 
+class CellAdded(Value, frozen=True, kw_only=True):
+    by: str
+
+
 class CellLost(Value, frozen=True, kw_only=True):
+    """A cell's process doesn't answer any more. It counts again once another process of the service joins."""
+
+    service: Literal["rollout", "trainer"]
+    process: int
+    """Sequence of the `service.joined` of the process that doesn't answer."""
     reason: str
+    """In our own words."""
 
 
 # batch
@@ -316,6 +326,9 @@ class BatchStepped(Value, frozen=True, kw_only=True):
     """Mean reward of the batch's executions in a baseline."""
     gap: GapStats
     seconds: float
+    as_of: int = 0
+    """Sequence up to which LOG says whose gradients were added up: what is said of its micro-steps later changes
+    nothing any more. 0 in logs of before: the event's own."""
 
 
 class BatchFailed(Value, frozen=True, kw_only=True):
@@ -432,6 +445,15 @@ class CheckpointSaved(Value, frozen=True, kw_only=True):
     """Relative to the run's folder."""
     digest: str
     log_sequence: int
+
+
+class CheckpointRestored(Value, frozen=True, kw_only=True):
+    """The core's process began with this version. Batches that made later ones count no more: their groups are ready
+    again, and are trained in other batches."""
+
+    version: int
+    log_sequence: int
+    """Sequence of the `batch.stepped` that made the version; 0 for the starting policy."""
 
 
 class ServiceJoined(Value, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@
 | cell | `cell-0` (the core) | index |
 | measurement | `h-000004` | version that is measured |
 | held-out execution | `e-h000004.03` | measurement, then member |
-| batch | `b-000007` | training step that it feeds |
+| batch | `b-000007` | opening |
 | micro-step | `m-000007.013` | batch, then enqueueing |
 | burst | `u-000003` | opening |
 | evaluation | `v-000012.03-0` | execution, attempt |

@@ -65,11 +65,19 @@ class WorldHealth:
             raise EnvironmentMissing(f"cannot listen on port {port}: {error.strerror}", where=self._name) from None
         return self.url
 
+    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, said = await self._network.ask(url, "/healthz", {}, b"")
+        except (TimeoutError, ConnectionError):
+            return False
+        return bool(said == instance.encode())
+
     async def stop(self) -> None:
         """The address is free once the life is over."""
 
     async def _healthz(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        return 200, b'{"status":"alive"}'
+        return 200, self._name.encode()
 
 
 class WorldClient:

@@ -197,6 +197,11 @@ class WorldCell:
         self._weights, self.version = found.digest, found.version
         return found
 
+    def flaw(self, folder: Path, digest: str) -> str:
+        """Why it can't be loaded; empty when it can."""
+        found = self._disk.read(folder, "manifest")
+        return "" if isinstance(found, Manifest) and found.digest == digest else "it is not what was saved"
+
     def discard(self, folder: Path) -> None:
         self._disk.remove(folder)
 

@@ -99,8 +99,8 @@ class Progress(msgspec.Struct, kw_only=True):
     burst: int = 0
     burst_of: dict[str, int] = {}
     """Batch to the index of its burst."""
-    staleness: list[tuple[int, int]] = []
-    """(burst, staleness) of every consumed group."""
+    staleness: list[tuple[int, int, int]] = []
+    """(burst, version trained, staleness) of every consumed group."""
     groups_ready: int = 0
     groups_consumed: int = 0
     groups_discarded: int = 0
@@ -149,8 +149,8 @@ class Progress(msgspec.Struct, kw_only=True):
     @property
     def staleness_mean(self) -> float | None:
         """Over groups of bursts after the fourth, else over all; None before the first step."""
-        settled = [value for burst, value in self.staleness if burst > SETTLING_BURSTS]
-        values = settled or [value for _, value in self.staleness]
+        settled = [value for burst, _, value in self.staleness if burst > SETTLING_BURSTS]
+        values = settled or [value for _, _, value in self.staleness]
         return sum(values) / len(values) if values else None
 
     @property
@@ -291,7 +291,21 @@ def _group_discarded(self: Progress, event: Event) -> None:
 def _group_consumed(self: Progress, event: Event) -> None:
     data: e.GroupConsumed = event.data
     self.groups_consumed += 1
-    self.staleness.append((self.burst_of.get(data.batch, 0), data.staleness))
+    self.staleness.append((self.burst_of.get(data.batch, 0), data.version_trained, data.staleness))
+
+
+def _restored(self: Progress, event: Event) -> None:
+    """Steps that made later versions count no more."""
+    data: e.CheckpointRestored = event.data
+    self.steps = [step for step in self.steps if step.version <= data.version]
+    self.staleness = [each for each in self.staleness if each[1] < data.version]
+    self.groups_consumed = len(self.staleness)
+    self.batch_open = False
+
+
+def _cell_lost(self: Progress, event: Event) -> None:
+    if event.entity in self.cells:
+        self.cells[event.entity].phase = "lost"
 
 
 def _cell_joined(self: Progress, event: Event) -> None:
@@ -301,6 +315,8 @@ def _cell_joined(self: Progress, event: Event) -> None:
         self.cells[event.entity] = CellView(index=data.index, capacity=data.capacity, version=data.version)
     else:
         cell.version = max(cell.version, data.version)
+        if cell.phase == "lost" and cell.role == "rollout":
+            cell.phase = ""
 
 
 def _role_transition(self: Progress, event: Event) -> None:
@@ -312,7 +328,7 @@ def _role_transition(self: Progress, event: Event) -> None:
         cell.role, cell.phase = data.target, ""
         self.transitions += 1
     elif data.phase == "failed":
-        cell.role, cell.phase = data.source, ""
+        cell.phase = "out"
     else:
         cell.phase = f"{data.phase} to {data.target}"
     if data.version >= 0:
@@ -410,6 +426,8 @@ _CHANGES: dict[str, Callable[[Progress, Any], None]] = {
     "batch.failed": _batch_failed,
     "weights.published": _published,
     "checkpoint.saved": _saved,
+    "checkpoint.restored": _restored,
+    "cell.lost": _cell_lost,
     "service.joined": _joined,
     "service.left": _left,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -50,6 +51,8 @@ class HealthFace(Protocol):
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None: ...
 
     async def start(self, *, port: int = 0) -> str: ...
+
+    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool: ...
 
     async def stop(self) -> None: ...
 
@@ -108,6 +111,18 @@ class Health:
         bound = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]  # aiohttp has no public way
         self.url = f"http://[{self._host}]:{bound}" if ":" in self._host else f"http://{self._host}:{bound}"
         return self.url
+
+    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
+        """Whether the service of that name lives at the URL: whatever else answers there, or nothing in time, is no."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+                session.get(f"{url}/healthz") as response,
+            ):
+                said = await response.json()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return False
+        return isinstance(said, dict) and said.get("instance") == instance
 
     async def stop(self) -> None:
         if self._runner:

@@ -2,6 +2,7 @@
 
     serving --decided--> leaving --(drained, memory given back) released--> training
     training --decided--> waiting --(trainer) released--> returning --acquired--> arrived --completed--> serving
+    any but serving --failed--> training
 
 `turn` says what this process has to do now: nothing, leave, or return. Everything of an older epoch is ignored.
 """
@@ -28,6 +29,10 @@ class CellRole(msgspec.Struct, kw_only=True):
     """Newest version that was exposed for publication."""
     exposure: dict[str, Any] | None = None
     """Its address; None while the starting policy is current."""
+    process: int = 0
+    """Sequence at which its newest process joined."""
+    given_up: bool = False
+    """That process was taken for lost: another one has to take its place."""
     exposed: tuple[str, int] = ("", 0)
     """Id and sequence of the event that said so."""
     bytes: int = 0
@@ -49,6 +54,10 @@ class CellRole(msgspec.Struct, kw_only=True):
             self.exposed, self.bytes = (event.id, event.seq), data.bytes
         elif isinstance(data, e.CellRoleTransition) and event.entity == self.cell:
             self._transition(event, data)
+        elif isinstance(data, e.ServiceJoined) and event.entity == f"rollout-{self.cell}":
+            self.process, self.given_up = event.seq, False
+        elif isinstance(data, e.CellLost) and event.entity == self.cell and data.service == "rollout":
+            self.given_up = data.process == self.process
 
     def _transition(self, event: Event, data: e.CellRoleTransition) -> None:
         if data.phase == "decided":
@@ -62,5 +71,7 @@ class CellRole(msgspec.Struct, kw_only=True):
             self.stand = "returning"
         elif data.phase == "acquired" and event.owner == "rollout":
             self.stand = "arrived"
+        elif data.phase == "failed":
+            self.stand = "training"
         elif data.phase == "completed" and data.target == "rollout":
             self.stand = "serving"

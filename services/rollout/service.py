@@ -112,11 +112,19 @@ class RolloutCell:
                 continue
             self.role.fold(event)
             self._changed.set()
+            if self.role.given_up:
+                raise EngineError(
+                    "this process did not answer for so long that others took its executions",
+                    where=self._context.instance,
+                    remedy="its supervisor starts it again, and it joins anew",
+                )
 
     async def _work(self) -> None:
         """What is to be done next, one thing at a time; `role` says what, LOG changes it meanwhile."""
-        if self.role.stand in ("training", "waiting", "returning"):
-            # A fresh engine has its memory and the starting policy.
+        role = self.role
+        # A fresh engine has its memory and the starting policy, which nobody exposes.
+        starting = role.stand == "returning" and role.exposure is None
+        if role.stand in ("training", "waiting", "returning") and not starting:
             await self._adapter.release_memory()
             self.version = -1
         while True:
@@ -140,14 +148,15 @@ class RolloutCell:
 
     async def _leave(self) -> None:
         """draining -> drained -> released; what is in flight moves away first."""
-        await self._say_phase("draining", 0.0, target="train")
+        move = (self.role.cause, self.role.epoch)
+        await self._say_phase("draining", 0.0, target="train", move=move)
         start = _now()
         await self._drain()
-        await self._say_phase("drained", _now() - start, target="train")
+        await self._say_phase("drained", _now() - start, target="train", move=move)
         start = _now()
         await self._adapter.release_memory()
         self.version = -1
-        await self._say_phase("released", _now() - start, target="train")
+        await self._say_phase("released", _now() - start, target="train", move=move)
 
     async def _drain(self) -> None:
         """Until no call is here. The proxies move calls by themselves; this is the bound on how long they may take."""
@@ -171,11 +180,18 @@ class RolloutCell:
 
     async def _return(self) -> None:
         """Memory again, the published weights, then `acquired` with their version."""
-        start = _now()
-        await self._adapter.resume_memory()
-        while not await self._pull():
-            pass
-        await self._say_phase("acquired", _now() - start, target="rollout")
+        start, move = _now(), (self.role.cause, self.role.epoch)
+        if self.role.exposure is not None:
+            await self._adapter.resume_memory()
+            while not await self._pull():
+                pass
+        elif self.version < 0:
+            raise EngineError(
+                "the engine gave the starting policy away, and no version was published yet",
+                where=self._context.instance,
+                remedy="its supervisor starts it again, with the starting policy",
+            )
+        await self._say_phase("acquired", _now() - start, target="rollout", move=move)
 
     async def _renew(self) -> None:
         """The published weights, into an engine that serves or has just started. Said of those that were serving:
@@ -235,8 +251,11 @@ class RolloutCell:
         )
         self._joined = True
 
-    async def _say_phase(self, phase: Phase, seconds: float, *, target: Literal["rollout", "train"]) -> None:
-        decision, seq = self.role.cause
+    async def _say_phase(
+        self, phase: Phase, seconds: float, *, target: Literal["rollout", "train"], move: tuple[tuple[str, int], int]
+    ) -> None:
+        """`move` is the cause and the epoch that this is a phase of: another one may have been decided meanwhile."""
+        (decision, seq), epoch = move
         said = await self._context.say(
             "cell.role-transition",
             self.role.cell,
@@ -244,7 +263,7 @@ class RolloutCell:
                 phase=phase,
                 source="rollout" if target == "train" else "train",
                 target=target,
-                epoch=self.role.epoch,
+                epoch=epoch,
                 seconds=seconds,
                 version=self.version,
             ),

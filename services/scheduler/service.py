@@ -1,7 +1,10 @@
-"""The scheduler's process: its decider in a shell, and its figures as metrics."""
+"""The scheduler's process: its decider in a shell, a watch over the rollout cells, and its figures as metrics."""
 
 from __future__ import annotations
 
+import asyncio
+
+from services.mesh.liveness import Watch
 from services.mesh.service import Context, announce
 from services.mesh.shell import Shell
 from services.scheduler.core.state import State, ready_unclaimed, served_capacity
@@ -19,7 +22,27 @@ async def serve(context: Context) -> None:
     health.gauge("gyre_ready_groups", "Groups ready and unclaimed", lambda: len(ready_unclaimed(driver.state)))
     health.gauge("gyre_input_sequence", "Last LOG sequence fed to the decider", lambda: driver.position)
     await announce(context)
-    await shell.run()
+    watch = Watch(context, service="rollout", lost_s=context.config.rollout.lost_s)
+    tasks = [asyncio.create_task(each) for each in (shell.run(), _feed(context, watch), _look(shell, watch))]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for finished in done:
+            finished.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(context: Context, watch: Watch) -> None:
+    async for event in context.events():
+        watch.fold(event)
+
+
+async def _look(shell: Shell[State], watch: Watch) -> None:
+    """What is said before the fence is taken would go past it."""
+    await shell.caught_up.wait()
+    await watch.run()
 
 
 def _capacity(state: State) -> int:

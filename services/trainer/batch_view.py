@@ -1,9 +1,10 @@
 """What LOG says about the batch in hand, folded for one training cell. Pure.
 
 A micro-step is free from `enqueued` (or `released`) until `claimed`; a claim answers the event at `free[id].seq`, which
-is what the claim's expected last sequence names. What a cell had claimed when its process started again is lost: it
-counts as done no more and is free once its cell releases it. A batch is settled when its join window is closed and
-every micro-step of its closed stream is done. `turn` is the one thing that this cell has to do next.
+is what the claim's expected last sequence names. What a cell had claimed when its process started again, or when it was
+put out of the prefix, is lost: it counts as done no more and is free once it is released, by the cell's new process or,
+for one that is out, by the core. A batch is settled when its join window is closed and every micro-step of its closed
+stream is done. `turn` is the one thing that this cell has to do next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from schemas.ids import cell_id
 from schemas.streams import micro_step_blob
 from schemas.units import Outcome
 
-Turn = Literal["", "acquire", "release", "claim", "reduce", "update", "expose", "reissue", "renew"]
+Turn = Literal["", "acquire", "release", "give-back", "claim", "reduce", "update", "expose", "reissue", "renew"]
 CORE = cell_id(0)
 _IN_BASELINE: tuple[Outcome, ...] = ("valid", "placeholder")
 
@@ -29,6 +30,14 @@ class Free(msgspec.Struct, frozen=True):
     seq: int
     id: str
     blob: str
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """Rewards of a group that a batch claimed, until that batch can't be undone any more."""
+
+    version: int
+    """v_t of the batch."""
+    rewards: list[float]
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -77,8 +86,16 @@ class BatchView(msgspec.Struct, kw_only=True):
     shared: bool = False
     """Whether cells but the core may train."""
     epoch: int = 0
-    role: Literal["rollout", "entering", "arrived", "train", "leaving"] = "rollout"
-    """`arrived` from its training memory until the transition is complete."""
+    role: Literal["rollout", "entering", "arrived", "train", "out", "leaving"] = "rollout"
+    """`arrived` from its training memory until the transition is complete; `out` from a loss until it is sent back."""
+    recalled: bool = False
+    """Its burst ended: it waits to be sent back, and takes no part in the next one."""
+    given_up: bool = False
+    """This process was taken for lost: another one has to take its place."""
+    epochs: dict[str, int] = {}
+    """Of every cell."""
+    trains: set[str] = set()
+    """Cells whose claims count: in the training role and not put out."""
     cause: tuple[str, int] = ("", 0)
     """The event that the next change of role answers."""
     batch: OpenBatch | None = None
@@ -96,10 +113,13 @@ class BatchView(msgspec.Struct, kw_only=True):
     """What the core has to expose its weights for."""
     processes: dict[str, int] = {}
     """Cell to the sequence at which its newest trainer process joined."""
-    checkpoints: dict[int, str] = {}
-    """Version to path of its newest checkpoint."""
+    checkpoints: dict[int, e.CheckpointSaved] = {}
+    """Version to its newest checkpoint."""
+    steps: dict[int, int] = {}
+    """Version to the sequence of the step that made it."""
     rewards: dict[str, list[float]] = {}
     """Of groups that are ready and not yet claimed."""
+    spent: dict[str, Spent] = {}
     over: bool = False
 
     @property
@@ -131,32 +151,44 @@ class BatchView(msgspec.Struct, kw_only=True):
         return 0 < self.exposed < self.stepped and not self.final
 
     @property
+    def astray(self) -> list[str]:
+        """Lost micro-steps that this cell has to release."""
+        batch = self.batch
+        if batch is None:
+            return []
+        held = [(name, batch.claimed[name]) for name in sorted(batch.lost)]
+        return [n for n, by in held if by == self.cell or (self.cell == CORE and by not in self.trains)]
+
+    @property
     def joinable(self) -> bool:
         """The weights of the batch that is open, or will be next, can be pulled."""
         return self.exposure is not None and self.exposure.data.version == self.stepped
 
-    def turn(self, *, version: int, reduced: Meeting | None) -> Turn:
-        """`version`: of the weights in this cell; `reduced`: where it last gave its gradient.
+    def turn(self, *, version: int, reduced: Meeting | None, reissuable: bool = True) -> Turn:
+        """`version`: of the weights in this cell; `reduced`: where it last gave its gradient; `reissuable`: whether it
+        has the published weights beside its own.
 
-        Numbered by urgency: 1. change of role, 2. publication and the join window, 3. new weights, 4. the update,
-        5. work.
+        Numbered by urgency: 1. change of role, 2. publication and the join window, 3. what nobody holds any more,
+        4. new weights, 5. the update, 6. work.
         """
         core = self.cell == CORE
         if self.over:
             return ""
         if self.role == "entering":
             return "acquire" if core or self.joinable else ""
-        if core and self.gone:
+        if core and self.gone and reissuable:
             return "reissue"
         if core and (self.due == "publish" or (self.due == "join" and self.holds_memory)):
             return "expose"
         if self.role == "leaving":
             return "release"
         batch = self.batch
+        if self.astray and self.role != "out":
+            return "give-back"
         if self.role != "train":
             return ""
         if not core and version != self.stepped:
-            return "renew" if batch is not None or not self.final else ""
+            return "renew" if not self.recalled and (batch is not None or not self.final) else ""
         if batch is None:
             return ""
         if batch.settled:
@@ -165,23 +197,32 @@ class BatchView(msgspec.Struct, kw_only=True):
             return "reduce" if self.meeting not in (None, reduced) else ""
         # A gradient of somebody who is no member would be lost.
         member = batch.join is None or self.cell in batch.join.members
-        return "claim" if batch.free and member else ""
+        return "claim" if batch.free and member and not self.recalled else ""
 
     def fold(self, event: Event) -> None:
         """Apply one event of LOG."""
         data = event.data
-        if isinstance(data, e.CellRoleTransition) and event.entity == self.cell:
-            self._transition(event, data)
+        if isinstance(data, e.CellRoleTransition):
+            self._membership(event, data)
+            if event.entity == self.cell:
+                self._transition(event, data)
+        elif isinstance(data, e.CellLost):
+            if event.entity == self.cell and data.service == "trainer" and data.process == self.processes.get(self.cell):
+                self.given_up = True
         elif isinstance(data, e.BatchOpened):
             self.batch = OpenBatch(id=event.entity, data=data)
         elif isinstance(data, e.GroupReady):
             self.rewards[event.entity] = [each.reward for each in data.rewards if each.outcome in _IN_BASELINE]
         elif isinstance(data, e.CheckpointSaved):
-            self.checkpoints[data.version] = data.path
+            self.checkpoints[data.version] = data
+        elif isinstance(data, e.CheckpointRestored):
+            self._restored(data.version)
         elif isinstance(data, e.WeightsExposed):
             self._exposed(event, data)
         elif isinstance(data, e.ServiceJoined) and event.owner == "trainer":
             self._started(event.entity.removeprefix("trainer-"), event.seq)
+        elif isinstance(data, e.BurstEnded):
+            self.recalled = self.role == "train" and self.cell != CORE
         elif isinstance(data, e.RunFinished):
             self.over = True
         elif self.batch is not None:
@@ -189,11 +230,13 @@ class BatchView(msgspec.Struct, kw_only=True):
 
     def _transition(self, event: Event, data: e.CellRoleTransition) -> None:
         if data.phase == "decided":
-            self.epoch = data.epoch
+            self.epoch, self.recalled = data.epoch, False
             if data.target == "rollout":
                 self.role, self.cause = "leaving", (event.id, event.seq)
-        elif data.epoch != self.epoch:
+        elif data.epoch != self.epoch or self.role == "out":
             return
+        elif data.phase == "failed":
+            self.role = "out"
         elif data.phase == "released" and event.owner == "rollout":
             self.role, self.cause = "entering", (event.id, event.seq)
         elif data.phase == "acquired" and event.owner == "trainer":
@@ -204,18 +247,65 @@ class BatchView(msgspec.Struct, kw_only=True):
         elif data.phase == "released" and event.owner == "trainer":
             self.role = "rollout"
 
+    def _membership(self, event: Event, data: e.CellRoleTransition) -> None:
+        """Whose claims count. Only the scheduler says so."""
+        cell = event.entity
+        if data.phase == "decided":
+            self.epochs[cell] = data.epoch
+            self.trains.discard(cell)
+            self._lose(cell)
+        elif data.epoch != self.epochs.get(cell):
+            return
+        elif data.phase == "completed" and data.target == "train":
+            self.trains.add(cell)
+        elif data.phase == "failed":
+            self.trains.discard(cell)
+            self._lose(cell)
+            batch = self.batch
+            if batch is not None and batch.join is not None and cell in batch.join.members:
+                batch.join = None
+
+    def _lose(self, cell: str) -> None:
+        """What the cell holds of the open batch is gone."""
+        if self.batch is not None:
+            mine = {name for name, holder in self.batch.claimed.items() if holder == cell}
+            self.batch.lost |= mine
+            for name in mine:
+                self.batch.done.pop(name, None)
+
+    def _restored(self, version: int) -> None:
+        """Batches that made later versions count no more, nor does the one that is open."""
+        if version >= self.stepped:
+            return
+        for group, spent in list(self.spent.items()):
+            if spent.version >= version:
+                self.rewards[group] = spent.rewards
+                del self.spent[group]
+        for kept in (self.checkpoints, self.steps):
+            for later in [each for each in kept if each > version]:
+                del kept[later]
+        self.stepped, self.batch, self.final = version, None, 0 < version == self.exposed
+        self.due, self.gone = "", self.overtaken
+        if self.final:
+            self.due = "publish"
+        else:
+            self._owe("join")
+
     def _exposed(self, event: Event, data: e.WeightsExposed) -> None:
         if self.exposure is None or data.version >= self.exposure.data.version:
             self.exposure = Exposure(event.seq, data)
         if data.purpose == "publish":
             self.exposed = max(self.exposed, data.version)
             self.gone = False
+            self.spent = {group: each for group, each in self.spent.items() if each.version >= data.version}
         if data.version == self.stepped and data.purpose == self.due:
             self.due = ""
 
     def _started(self, cell: str, seq: int) -> None:
         """A trainer's process: what the one before it held is gone."""
         self.processes[cell] = seq
+        if cell == self.cell:
+            self.given_up = False
         if cell == CORE:
             self.exposure = None
             self.gone = self.overtaken
@@ -223,11 +313,7 @@ class BatchView(msgspec.Struct, kw_only=True):
                 self.due = "publish"
             else:
                 self._owe("join")
-        if self.batch is not None:
-            mine = {name for name, holder in self.batch.claimed.items() if holder == cell}
-            self.batch.lost |= mine
-            for name in mine:
-                self.batch.done.pop(name, None)
+        self._lose(cell)
 
     def _owe(self, purpose: Literal["join"]) -> None:
         if self.shared and self.due != "publish":
@@ -240,8 +326,11 @@ class BatchView(msgspec.Struct, kw_only=True):
         elif isinstance(data, e.MicroStepClaimed) and data.batch == batch.id:
             batch.free.pop(name, None)
             batch.claimed[name] = data.cell
+            if data.cell not in self.trains:
+                # It had not heard yet that it was put out.
+                batch.lost.add(name)
         elif isinstance(data, e.MicroStepDone) and data.batch == batch.id:
-            if name not in batch.lost:
+            if name not in batch.lost and batch.claimed.get(name) == data.cell:
                 batch.done[name] = data
         elif isinstance(data, e.MicroStepReleased) and data.batch == batch.id:
             batch.claimed.pop(name, None)
@@ -249,13 +338,16 @@ class BatchView(msgspec.Struct, kw_only=True):
             batch.lost.discard(name)
             batch.free[name] = Free(event.seq, event.id, micro_step_blob(name))
         elif isinstance(data, e.GroupClaimed) and data.batch == batch.id:
-            batch.rewards += self.rewards.pop(name, [])
+            rewards = self.rewards.pop(name, [])
+            batch.rewards += rewards
+            self.spent[name] = Spent(batch.data.version, rewards)
         elif isinstance(data, e.BatchStreamClosed) and name == batch.id:
             batch.closed = data.micro_steps
         elif isinstance(data, e.BatchJoinClosed) and name == batch.id:
             batch.join = data
         elif isinstance(data, e.BatchStepped) and name == batch.id:
             self.stepped, self.final, self.batch = data.version, batch.data.final, None
+            self.steps[data.version] = event.seq
             if self.final:
                 self.due = "publish"
             else:

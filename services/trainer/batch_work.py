@@ -2,7 +2,9 @@
 
 Invariants: one optimizer step a batch, in the core, when the batch is settled and every member's gradient is added up;
 a version is durable before `batch.stepped` names it, and so before it is exposed; the members add up copies, so that
-after a failure each still has its own gradient, until LOG says that the batch was stepped.
+after a failure each still has its own gradient, until LOG says that the batch was stepped. What was added up is what
+LOG said as of one sequence, which `batch.stepped` names: a member that starts again, or is put out, between the sum and
+that event gives back what is in the sum already, and what comes of it is dropped with the batch.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class BatchWork:
         """Where this satellite gave its gradient of the batch in hand."""
         self._batch = ""
         """Whose gradients the cell has."""
+        self._as_of = 0
+        """Sequence up to which LOG said what was added up last."""
         self._began = 0.0
         """When the batch in hand was first worked on; seconds of the loop."""
 
@@ -47,9 +51,9 @@ class BatchWork:
             self._batch, self._began = batch.id, self._process.now()
 
     async def finish(self) -> None:
-        """Drops what a satellite kept of a batch that LOG says was stepped."""
-        batch = self._process.view.batch
-        if self._cell.phase == "batch" and (batch is None or batch.id != self._batch):
+        """Drops what the cell kept of a batch that LOG says was stepped or undone, or that goes on without it."""
+        batch, role = self._process.view.batch, self._process.view.role
+        if self._cell.phase == "batch" and (batch is None or batch.id != self._batch or role != "train"):
             await self._process.in_thread(self._cell.drop_batch)
 
     async def part(self) -> None:
@@ -71,6 +75,7 @@ class BatchWork:
         assert join is not None
         await self.begin(batch)
         done = list(batch.done.values())
+        self._as_of = process.folded
         if len(join.members) > 1:
             meeting = process.view.meeting
             assert meeting is not None
@@ -81,7 +86,7 @@ class BatchWork:
         await process.say(
             "batch.stepped",
             batch.id,
-            self._stepped(batch, join, done, result),
+            self._stepped(batch, join, done, result, as_of=self._as_of),
             id=f"{process.context.run}.{batch.id}.stepped",
         )
         if len(join.members) > 1 and not batch.data.final:
@@ -124,12 +129,14 @@ class BatchWork:
             await process.in_thread(lambda: self._group.reduce(gradients))
         except TrainerError as error:
             process.context.log.warning("gradients were not added up", error=str(error))
-            if not await process.until(lambda: view.meeting != meeting, timeout_s=PATIENCE_S):
+            patience = max(PATIENCE_S, 2 * process.context.config.trainer.lost_s)
+            if not await process.until(lambda: view.meeting != meeting, timeout_s=patience):
                 raise
             return False
         if view.meeting != meeting:
             # A member started again just now. What it trained would be in the sum, but LOG has taken it back.
             return False
+        self._as_of = process.folded
         if meeting.rank == 0:
             await process.in_thread(lambda: self._cell.set_gradients(gradients))
         return True
@@ -166,7 +173,13 @@ class BatchWork:
         )
 
     def _stepped(
-        self, batch: OpenBatch, join: e.BatchJoinClosed, done: list[e.MicroStepDone], result: StepResult
+        self,
+        batch: OpenBatch,
+        join: e.BatchJoinClosed,
+        done: list[e.MicroStepDone],
+        result: StepResult,
+        *,
+        as_of: int,
     ) -> e.BatchStepped:
         return e.BatchStepped(
             step=batch.data.step,
@@ -187,12 +200,13 @@ class BatchWork:
                 count=sum(each.gap.count for each in done),
             ),
             seconds=self._process.now() - self._began,
+            as_of=as_of,
         )
 
     def _drop_old_checkpoints(self) -> None:
         context, view, checkpoints = self._process.context, self._process.view, self._process.view.checkpoints
         for version in sorted(checkpoints)[: -context.config.trainer.keep_checkpoints]:
-            # A core that starts again exposes the published version from its checkpoint.
+            # The core exposes it again when it starts again, and goes back to it where nothing later can be loaded.
             if version == view.exposed:
                 continue
-            self._cell.discard(context.folder / checkpoints[version])
+            self._cell.discard(context.folder / checkpoints[version].path)

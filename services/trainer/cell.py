@@ -47,7 +47,7 @@ from services.trainer.objective import (
     target_logprobs,
 )
 from services.trainer.training_memory import TrainingMemory
-from services.trainer.training_state import Manifest, load_state, save_state
+from services.trainer.training_state import Manifest, flaw, load_state, save_state
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +223,10 @@ class Cell:
         manifest = load_state(self._model, folder)
         self.version = manifest.version
         return manifest
+
+    def flaw(self, folder: str | Path, digest: str) -> str:
+        """Why `folder` doesn't hold, whole, what was saved with this digest; empty when it does."""
+        return flaw(folder, digest)
 
     def discard(self, folder: str | Path) -> None:
         """Removes what `save` wrote, if it is still there."""

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from schemas.envelope import Event
+from schemas.errors import TrainerError
 from schemas.units import Value
+from services.mesh.liveness import Watch
 from services.mesh.service import Context
 from services.trainer.batch_view import BatchView
 
@@ -51,24 +54,41 @@ class CellProcess:
         self.context = context
         self._worker = worker or TorchThread()
         self.view = BatchView(cell=context.cell, shared=context.config.cells.trainable > 1)
+        self.watch = Watch(context, service="trainer", lost_s=context.config.trainer.lost_s)
+        """Of the satellites. The core probes them: it is the one who waits for them."""
         self.changed = asyncio.Event()
         self._folded = 0
-        """Sequence up to which `view` holds LOG."""
 
     async def read_past(self) -> int:
         """Folds everything in LOG now; returns the sequence to go on after."""
         past, self._folded = await self.context.history()
         for event in past:
-            self.view.fold(event)
+            self._fold(event)
+        return self._folded
+
+    @property
+    def folded(self) -> int:
+        """Sequence up to which `view` holds LOG."""
         return self._folded
 
     async def follow(self) -> None:
+        """Without end. Raises TrainerError when the others went on without this process."""
         async for event in self.context.events(self._folded):
             self._folded = event.seq
             if event.kind.startswith(_ELSEWHERE):
                 continue
-            self.view.fold(event)
+            self._fold(event)
             self.changed.set()
+            if self.view.given_up:
+                raise TrainerError(
+                    "this process did not answer for so long that its batch went on without it",
+                    where=self.context.instance,
+                    remedy="its supervisor starts it again, and it joins anew",
+                )
+
+    def _fold(self, event: Event) -> None:
+        self.view.fold(event)
+        self.watch.fold(event)
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
         """Whether the condition over `view` came true, at the latest after `timeout_s`."""
@@ -80,6 +100,10 @@ class CellProcess:
         except TimeoutError:
             return False
         return True
+
+    async def until_folded(self, seq: int) -> None:
+        """Until `view` holds LOG up to `seq`."""
+        await self.until(lambda: self._folded >= seq)
 
     async def say(
         self,
@@ -93,7 +117,7 @@ class CellProcess:
     ) -> int:
         """Says a fact and returns when `view` holds it, so that the next turn is taken on what follows from it."""
         seq = await self.context.say(kind, entity, data, id=id, causation=causation, claim=claim)
-        await self.until(lambda: self._folded >= seq)
+        await self.until_folded(seq)
         return seq
 
     async def in_thread(self, act: Callable[[], T]) -> T:

@@ -2,12 +2,14 @@
 
 The core trains, updates and exposes; a satellite pulls the core's weights, trains beside it and gives it its gradient.
 Invariants: a micro-step is trained only by who won its claim, on the batch's version; what a process held when it ended
-is released by the next one before anything else; the version that engines serve can be pulled whenever the core runs.
+is released before anything of it is trained again; the version that engines serve can be pulled whenever the core runs;
+a core that starts again says which version it goes on from, and none is older than what engines serve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -15,12 +17,13 @@ import msgspec
 
 from schemas import events as e
 from schemas import streams
-from schemas.errors import Conflict, TrainerError
+from schemas.errors import Conflict
 from schemas.units import CellRole, GapStats
 from services.mesh.service import Context, announce
 from services.trainer.batch_view import CORE, BatchView, OpenBatch
 from services.trainer.batch_work import BatchWork
 from services.trainer.cell_process import CellProcess, Worker
+from services.trainer.restoring import Restoring
 from services.trainer.weights_exchange import WeightsExchange
 
 if TYPE_CHECKING:
@@ -103,6 +106,7 @@ class CellTrainer:
         self._context, self._build = context, build
         self._open_group, self._open_exchange = open_group, open_exchange
         self._process = CellProcess(context, worker)
+        self._restoring = Restoring(self._process)
         self._core = context.cell == CORE
         self._cell: Cell | None = None
         self._group: PrefixGroup | None = None
@@ -131,15 +135,16 @@ class CellTrainer:
         context.log.info("weights travel", kind=self._exchange.kind, reason=self._exchange.reason)
         await announce(context)
         follow = asyncio.create_task(process.follow())
+        watch = asyncio.create_task(self._watch())
         work = asyncio.create_task(self._work(BatchWork(process, self._cell, self._group, self._exchange), began))
         try:
-            done, _ = await asyncio.wait({follow, work}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({follow, watch, work}, return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
                 finished.result()
         finally:
-            follow.cancel()
-            work.cancel()
-            await asyncio.gather(follow, work, return_exceptions=True)
+            for task in (follow, watch, work):
+                task.cancel()
+            await asyncio.gather(follow, watch, work, return_exceptions=True)
 
     async def close(self) -> None:
         for held in (self._exchange, self._group, self._cell):
@@ -147,24 +152,36 @@ class CellTrainer:
                 await self._process.in_thread(held.close)
         self._process.close()
 
+    async def _watch(self) -> None:
+        """The core waits for satellites, and nobody else does; without any there is nobody to look after."""
+        if self._core and self.view.shared:
+            await self._process.watch.run()
+        else:
+            await asyncio.Event().wait()
+
     async def _work(self, work: BatchWork, began: int) -> None:
-        await self._resume(began)
         process, cell = self._process, self.cell
+        await process.until(lambda: self.view.processes.get(self._context.cell, 0) > began)
+        if self._core:
+            await self._restoring.tell(cell)
         while True:
             process.changed.clear()
             await work.finish()
-            turn = self.view.turn(version=cell.version, reduced=work.reduced)
+            reissuable = self._overtaken is not None
+            turn = self.view.turn(version=cell.version, reduced=work.reduced, reissuable=reissuable)
             if turn == "acquire":
                 await self._acquire(work)
             elif turn == "release":
-                start = self._process.now()
+                start, cause, epoch = process.now(), self.view.cause, self.view.epoch
                 await work.part()
                 await process.in_thread(cell.release)
-                await self._say_phase("released", "rollout", self._process.now() - start)
+                await self._say_phase("released", "rollout", process.now() - start, cause, epoch)
             elif turn == "reissue":
                 await self._reissue()
             elif turn == "expose":
                 await self._expose()
+            elif turn == "give-back":
+                await self._give_back(self._open_batch())
             elif turn == "renew":
                 await work.renew()
             elif turn == "reduce":
@@ -182,58 +199,57 @@ class CellTrainer:
 
     def _start_cell(self) -> Cell:
         """In the role that the log gives it; the core with the last version that was stepped, which others pull."""
-        view = self.view
         cell = self._build(self._context)
-        if view.overtaken and self._core:
-            self._load(cell, view.exposed)
-            self._overtaken = cell.flat_weights()
-        if view.stepped and self._core:
-            self._load(cell, view.stepped)
-        if not view.holds_memory:
+        if self._core:
+            self._overtaken = self._restoring.load(cell)
+        if not self.view.holds_memory:
             cell.release()
         return cell
 
-    def _load(self, cell: Cell, version: int) -> None:
-        path = self.view.checkpoints.get(version)
-        if path is None:
-            raise TrainerError(
-                f"version {version} has no checkpoint in the log",
-                where=self._context.instance,
-                remedy="start a new run; this one lost what it needs to go on",
-            )
-        cell.load(self._context.folder / path)
-
-    async def _resume(self, began: int) -> None:
-        """After a restart: gradients of the open batch are gone with the process. `began` is where its history ends."""
+    async def _give_back(self, batch: OpenBatch) -> None:
+        """What nobody holds any more is free again: the gradients are gone with a process or with a cell's place."""
         context, process = self._context, self._process
-        await process.until(lambda: self.view.processes.get(context.cell, 0) > began)
-        batch = self.view.batch
-        if batch is None:
-            return
-        for name in sorted(name for name in batch.lost if batch.claimed[name] == context.cell):
-            last = await context.bus.last_for(
-                streams.log_stream(context.run), streams.aggregate_filter(context.run, "micro-step", name)
-            )
+        for name in self.view.astray:
+            scope = streams.aggregate_filter(context.run, "micro-step", name)
+            last = await context.bus.last_for(streams.log_stream(context.run), scope)
             assert last is not None
-            await process.say(
-                "micro-step.released",
-                name,
-                e.MicroStepReleased(batch=batch.id, reason="the cell started again"),
-                id=f"{context.run}.{name}.released.{last.seq}",
+            await process.until_folded(last.seq)
+            if self.view.batch is not batch or name not in self.view.astray:
+                continue
+            mine = batch.claimed[name] == context.cell
+            released = e.MicroStepReleased(
+                batch=batch.id, reason="the cell started again" if mine else f"{batch.claimed[name]} was put out"
             )
+            # Somebody said something of it meanwhile: the next turn looks again.
+            with contextlib.suppress(Conflict):
+                await process.say(
+                    "micro-step.released",
+                    name,
+                    released,
+                    id=f"{context.run}.{name}.released.{last.seq}",
+                    claim=(scope, last.seq),
+                )
 
     async def _acquire(self, work: BatchWork) -> None:
         """Training memory and, in a satellite, the weights of the batch that is open or will be next."""
-        start = self._process.now()
+        start, cause, epoch = self._process.now(), self.view.cause, self.view.epoch
         await self._process.in_thread(self.cell.acquire)
         if not self._core:
             await work.pull()
             if self.cell.version != self.view.stepped:
                 return
-        await self._say_phase("acquired", "train", self._process.now() - start)
+        await self._say_phase("acquired", "train", self._process.now() - start, cause, epoch)
 
-    async def _say_phase(self, phase: Literal["acquired", "released"], target: CellRole, seconds: float) -> None:
-        decision, seq = self.view.cause
+    async def _say_phase(
+        self,
+        phase: Literal["acquired", "released"],
+        target: CellRole,
+        seconds: float,
+        cause: tuple[str, int],
+        epoch: int,
+    ) -> None:
+        """`cause` and `epoch` of the move that this is a phase of: another one may have been decided meanwhile."""
+        decision, seq = cause
         await self._process.say(
             "cell.role-transition",
             self._context.cell,
@@ -241,7 +257,7 @@ class CellTrainer:
                 phase=phase,
                 source="rollout" if target == "train" else "train",
                 target=target,
-                epoch=self.view.epoch,
+                epoch=epoch,
                 seconds=seconds,
                 version=self.cell.version,
             ),

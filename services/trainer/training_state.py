@@ -134,6 +134,24 @@ def read_manifest(folder: str | Path) -> Manifest:
         ) from error
 
 
+def flaw(folder: str | Path, digest: str) -> str:
+    """Why the checkpoint is not the one with this digest, whole; empty when it is."""
+    folder = Path(folder)
+    try:
+        manifest = read_manifest(folder)
+    except TrainerError as error:
+        return error.what
+    if manifest.digest != digest:
+        return "it is another one than the log names"
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.exists():
+            return f"{name} is not there"
+        if _digest(path) != expected:
+            return f"{name} is not what was saved"
+    return ""
+
+
 def _state_of(model: CellModel) -> dict[str, Any]:
     adam = model.optimizer.optimizer.state
     return {

@@ -221,6 +221,67 @@ def test_every_row_once_in_any_order(
     assert replayed.snapshot() == world.driver.snapshot()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    groups=st.lists(sizes, min_size=4, max_size=8),
+    per_batch=st.integers(1, 2),
+    mu=st.integers(1, 3),
+    restore=st.floats(0, 0.3),
+)
+def test_undone_batches_are_packed_again(
+    seed: int, groups: list[list[list[int]]], per_batch: int, mu: int, restore: float
+) -> None:
+    """The core begins again from any version that isn't older than the published one, in the middle of whatever: in
+    the batches that count, every row is in one micro-step."""
+    rng = random.Random(seed)
+    world = World(ahead=rng.randint(1, 3))
+    for index, rows in enumerate(groups):
+        world.dispatch(index, version=index // 3)
+        world.ready(index, rows)
+    version = published = opened = 0
+    began: dict[str, int] = {}
+    gone: set[str] = set()
+    steps = len(groups) // per_batch
+    while version < steps:
+        opened += 1
+        batch = batch_id(opened)
+        began[batch] = version
+        world.open(opened, per_batch, version)
+        undone = False
+        while not undone and batch not in {each.entity for each in world.of("batch.stream-closed")}:
+            world.claim(rng.choice(world.waiting()), batch)
+            undone = version > published and rng.random() < restore
+        if not undone:
+            version += 1
+            world.step(opened, version)
+            if version % mu == 0 and rng.random() < 0.8:
+                published = version
+                world.publish(version)
+            undone = version > published and rng.random() < restore
+        if undone:
+            version = rng.randint(published, version - 1)
+            gone |= {name for name, before in began.items() if before >= version}
+            world.restore(version)
+    counts = {each.entity: each.data.groups for each in world.of("batch.stream-closed") if each.entity not in gone}
+    assert len(counts) == steps
+    consumed = [group for taken in counts.values() for group in taken]
+    assert len(set(consumed)) == len(consumed) == steps * per_batch
+    steps_of = [each.data for each in world.of("micro-step.enqueued") if each.data.batch in counts]
+    packed = Counter((row.execution, row.draw) for data in steps_of for row in data.rows)
+    expected = {
+        (execution_id(index, member), draw)
+        for index, rows in enumerate(groups)
+        if group_id(index) in consumed
+        for member, lengths in enumerate(rows)
+        for draw in range(len(lengths))
+    }
+    assert packed == dict.fromkeys(expected, 1)
+    assert len(world.state.taken) <= version - published + 1
+    replayed: Driver[State] = Driver(Packer())
+    assert [decision for event in world.log for decision in replayed.feed(event)] == world.decisions
+
+
 def _left(state: State, group: str) -> list[Bundle]:
     supply = state.supplies.get(group)
     return supply.bundles or [] if supply else []

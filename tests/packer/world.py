@@ -84,14 +84,22 @@ class World:
             "trajectories", "group.materialized", group_id(index), e.GroupMaterialized(rows=plans)
         )
 
-    def open(self, step: int, groups: int) -> list[Decision]:
-        data = e.BatchOpened(step=step, version=0, burst="u-1", final=False, groups=groups, members=["cell-0"])
+    def open(self, step: int, groups: int, version: int = 0) -> list[Decision]:
+        data = e.BatchOpened(step=step, version=version, burst="u-1", final=False, groups=groups, members=["cell-0"])
         return self.say("scheduler", "batch.opened", batch_id(step), data)
 
-    def step(self, step: int) -> list[Decision]:
+    def publish(self, version: int) -> list[Decision]:
+        data = e.WeightsExposed(version=version, purpose="publish", address={}, bytes=1)
+        return self.say("trainer", "weights.exposed", "cell-0", data)
+
+    def restore(self, version: int) -> list[Decision]:
+        data = e.CheckpointRestored(version=version, log_sequence=0)
+        return self.say("trainer", "checkpoint.restored", f"v{version}", data)
+
+    def step(self, step: int, version: int | None = None) -> list[Decision]:
         data = e.BatchStepped(
             step=step,
-            version=step,
+            version=step if version is None else version,
             members=["cell-0"],
             loss=0.0,
             grad_norm=0.0,

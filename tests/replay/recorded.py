@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from replay.logfile import LogWriter, Manifest
+from schemas import events as e
 from schemas import streams
 from schemas.envelope import Event
 from schemas.ids import decision_id
@@ -17,14 +18,20 @@ from services.mesh.bus import Stored
 from tests.scheduler.world import RUN, World, small_config
 
 
-def recorded(*, seed: int = 0, lose: float = 0.0, **overrides: Any) -> list[Event]:
+def recorded(
+    *, seed: int = 0, lose: float = 0.0, lose_cells: float = 0.0, restore: float = 0.0, **overrides: Any
+) -> list[Event]:
     """A whole run of the scheduler in its world: each input, and after it the decisions taken on it."""
-    world = World(small_config(eval__path="held-out", **overrides), seed=seed, lose=lose)
+    world = World(small_config(eval__path="held-out", **overrides), seed=seed, lose=lose, lose_cells=lose_cells, restore=restore)
     world.run()
     events: list[Event] = []
+    moved: dict[int, int] = {}
     for each in world.log:
-        seq = len(events) + 1
-        events.append(msgspec.structs.replace(each, seq=seq, id=f"fact-{seq}"))
+        seq = moved[each.seq] = len(events) + 1
+        data = each.data
+        if isinstance(data, e.CellLost):
+            data = msgspec.structs.replace(data, process=moved[data.process])
+        events.append(msgspec.structs.replace(each, seq=seq, id=f"fact-{seq}", data=data))
         for index, decision in enumerate(world.per_input[each.seq]):
             events.append(
                 Event(

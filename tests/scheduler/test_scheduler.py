@@ -57,8 +57,10 @@ class Watch:
         if event.kind == "execution.placed":
             assert not state.paused
             assert not state.cells[event.data.cell].withdrawn
+            assert not state.cells[event.data.cell].lost
         if event.kind == "route.moved":
             assert not state.cells[event.data.target].withdrawn
+            assert not state.cells[event.data.target].lost
         for name, cell in ordered(state):
             placed = sum(1 for each in state.executions.values() if each.cell == name)
             assert placed == cell.load <= state.config.cells.capacity
@@ -89,12 +91,16 @@ class Watch:
     lose=st.sampled_from([0.0, 0.1]),
     every=st.sampled_from([0, 2, 5]),
     measured=st.integers(1, 20),
+    lose_cells=st.sampled_from([0.0, 0.02]),
+    restore=st.sampled_from([0.0, 0.02]),
 )
 @example(  # the last engine left while a group could still be discarded
-    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0, every=0, measured=1
+    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0, every=0, measured=1,
+    lose_cells=0.0, restore=0.0,
 )
 @example(  # more held-out executions than fit while any cell trains
-    seed=1, capacity=4, cells=2, mu=2, phi=0.5, rho=0.5, fail=0.2, trainable=2, operator=0.02, lose=0.1, every=2, measured=20
+    seed=1, capacity=4, cells=2, mu=2, phi=0.5, rho=0.5, fail=0.2, trainable=2, operator=0.02, lose=0.1, every=2, measured=20,
+    lose_cells=0.0, restore=0.0,
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,
@@ -109,6 +115,8 @@ def test_every_run_ends_and_keeps_the_invariants(
     lose: float,
     every: int,
     measured: int,
+    lose_cells: float,
+    restore: float,
 ) -> None:
     config = small_config(
         cells__capacity=capacity,
@@ -121,18 +129,20 @@ def test_every_run_ends_and_keeps_the_invariants(
         eval__every=every,
         eval__executions=measured,
     )
-    world = World(config, seed=seed, fail_groups=fail, operator=operator, lose=lose, late=0.5)
+    world = World(config, seed=seed, fail_groups=fail, operator=operator, lose=lose, late=0.5, lose_cells=lose_cells, restore=restore)
     Watch(world)
     world.run()
     assert world.finished, f"stuck: {world.state!r}"
-    consumed = [d for d in world.decisions if d.kind == "group.consumed"]
+    counts = [d for d in world.decisions if getattr(d.data, "batch", d.entity) not in world.undone]
+    consumed = [d for d in counts if d.kind == "group.consumed"]
     assert len(consumed) == config.steps * config.scheduler.B
     assert max(Counter(d.entity for d in consumed).values()) == 1
     placed = [(d.entity, d.data.attempt) for d in world.decisions if d.kind == "execution.placed"]
     assert len(placed) == len(set(placed)), "each attempt is placed once"
     per_batch = Counter(d.data.batch for d in consumed)
     assert set(per_batch.values()) == {config.scheduler.B}
-    assert len(world.joined) == config.steps
+    assert {batch for batch, _ in world.joined} - set(world.undone) == {d.data.batch for d in consumed}
+    assert len(per_batch) == config.steps
     opened = [d.entity for d in world.decisions if d.kind == "measurement.opened"]
     assert opened == [d.entity for d in world.decisions if d.kind == "measurement.closed"]
     assert not every or {opened[0], opened[-1]} == {"h-000000", f"h-{config.steps:06d}"}
@@ -162,7 +172,8 @@ def test_satellites_join_batches_in_flight_and_all_return() -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_decider_is_deterministic_and_survives_a_snapshot(seed: int) -> None:
-    world = World(small_config(eval__path="held-out", eval__every=2), seed=seed, fail_groups=0.1, lose=0.05)
+    config = small_config(cells__trainable=3, cells__capacity=24, eval__path="held-out", eval__every=2)
+    world = World(config, seed=seed, fail_groups=0.1, lose=0.05, lose_cells=0.02, restore=0.02)
     world.run()
     again: Driver[State] = Driver(Scheduler())
     for index, event in enumerate(world.log):

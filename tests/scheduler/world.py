@@ -13,9 +13,12 @@ from schemas.config import Config, from_tree
 from schemas.envelope import Decision, Event
 from schemas.units import GapStats, Reward, TaskRef
 from services.mesh.decider import Driver
+from services.scheduler.core.state import members
 from services.scheduler.decider import Scheduler
 
 RUN = "r-test"
+ONCE = ("micro-step.released", "service.joined")
+"""What is never said again: it answers the newest event of its entity."""
 
 
 def small_config(**overrides: Any) -> Config:
@@ -47,12 +50,29 @@ class World:
         operator: float = 0.0,
         lose: float = 0.0,
         late: float = 0.0,
+        lose_cells: float = 0.0,
+        restore: float = 0.0,
     ) -> None:
         self.config = config
         self.lose, self.late = lose, late
         """How often an attempt is lost instead of going on, and how often what it would have said is still said later."""
         self.measuring: set[str] = set()
         """Held-out executions that are not finished."""
+        self.lose_cells = lose_cells
+        """How often a cell's process stops to answer; another one joins some time later."""
+        self.restore = restore
+        """How often the core's process starts again, from any version that isn't older than the exposed one."""
+        self.processes: dict[str, int] = {}
+        """Instance of a cell's service to the sequence at which it joined."""
+        self.cells_lost: list[tuple[str, str]] = []
+        """Cell, and where it stood."""
+        self.held: dict[str, str] = {}
+        """Micro-step of the open batch to the cell that holds its gradient, as it is and not as somebody says."""
+        self.exposed = 0
+        self.packed: dict[str, list[str]] = {}
+        """Batch to the groups that were claimed for it."""
+        self.undone: list[str] = []
+        """Batches that a restored checkpoint took back."""
         self.attempts: dict[str, int] = {}
         """Execution to its newest attempt."""
         self.lost = 0
@@ -72,6 +92,8 @@ class World:
         self.ready: list[str] = []
         self.batch: tuple[str, e.BatchOpened] | None = None
         self.claimed: list[str] = []
+        self.claims: dict[str, str] = {}
+        """Micro-step of the open batch to the cell that claimed it last."""
         self.final: set[str] = set()
         self.opened: dict[str, e.BatchOpened] = {}
         self.joined: list[tuple[str, list[str]]] = []
@@ -93,6 +115,8 @@ class World:
         data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test")
         self.say("operator", "run.started", RUN, data)
         for index in range(self.config.cells.count):
+            for service in ("rollout", "trainer"):
+                self._join(service, f"cell-{index}")
             self.pending.append(
                 (
                     "rollout",
@@ -135,6 +159,10 @@ class World:
         """Let somebody speak; False when nobody has anything to say and no timer is due."""
         if self.rng.random() < self.operator and not self.finished:
             self._operate()
+        if self.rng.random() < self.lose_cells and not self.finished and self.state.cells:
+            self._lose_cell(self.rng.choice(list(self.state.cells)))
+        if self.rng.random() < self.restore and not self.finished and self.state.version:
+            self._restore(self.rng.randint(self.exposed, self.state.version))
         timers = self.driver.decider.timers(self.state)
         choices = len(self.pending) + (1 if timers else 0)
         if not self.finished and not choices and not self._can_pack():
@@ -153,13 +181,17 @@ class World:
                 self.lost += 1
                 if self.rng.random() < self.late:
                     self.pending.append(too_late)
+            if kind == "micro-step.released" and (self.claims.get(entity) != data.reason or not self._open):
+                return True
+            if kind == "micro-step.done":
+                self._trained(entity, data)
             newest = owner != "harness" or self._newest(entity, data.attempt)
             if kind == "execution.lost":
                 self.attempts[entity] = data.attempt + 1
             self.say(owner, kind, entity, data)
             if newest:
-                self._follow_up(kind, entity, data)
-            if self.rng.random() < 0.1:  # a fact may be read twice
+                self._follow_up(owner, kind, entity, data)
+            if self.rng.random() < 0.1 and kind not in ONCE:  # a fact may be read twice
                 self.say(owner, kind, entity, data)
         else:
             timer, (purpose, due_us) = next(iter(timers.items()))
@@ -199,6 +231,96 @@ class World:
                 self.say("operator", "cell.reinstated", name, e.CellReinstated(by="test"))
         return len(self.log) > before
 
+    def _join(self, service: str, cell: str) -> None:
+        self.say(service, "service.joined", f"{service}-{cell}", e.ServiceJoined(url="", pid=0))
+        self.processes[f"{service}-{cell}"] = self.seq
+
+    def _lose_cell(self, name: str) -> None:
+        """The process that has its turn is gone; what it was about to say may still come. Another one joins later."""
+        cell = self.state.cells[name]
+        service = "rollout" if cell.place == "serving" or (cell.place == "returning" and self.rng.random() < 0.5) else "trainer"
+        if cell.lost or cell.place == "out" or (name == "cell-0" and service == "trainer"):
+            return
+        self.cells_lost.append((name, cell.place))
+        if self.rng.random() < 0.5:
+            self.pending = [
+                each for each in self.pending if not (each[0] == service and name in (each[2], getattr(each[3], "cell", "")))
+            ]
+        for micro_step in [each for each, by in self.held.items() if by == name and service == "trainer"]:
+            del self.held[micro_step]
+        process = self.processes[f"{service}-{name}"]
+        owner = "scheduler" if service == "rollout" else "trainer"
+        self.say(owner, "cell.lost", name, e.CellLost(service=service, process=process, reason="test"))
+        self.pending.append((service, "service.joined", f"{service}-{name}", e.ServiceJoined(url="", pid=0)))
+
+    def _restore(self, version: int) -> None:
+        """The core starts again: what it held is gone, and with an older version the batches that made later ones."""
+        gone = ("batch.stepped",) if version == self.state.version else ("batch.stepped", "weights.exposed")
+        self.pending = [each for each in self.pending if each[1] not in gone]
+        self.say("trainer", "service.joined", "trainer-cell-0", e.ServiceJoined(url="", pid=0))
+        restored = e.CheckpointRestored(version=version, log_sequence=0)
+        if version == self.state.version:
+            self.say("trainer", "checkpoint.restored", f"v{version}", restored)
+            for name in [name for name, by in self.claims.items() if by == "cell-0"]:
+                self._release(name)
+            self._step_again()
+            return
+        undone = [name for name, opened in self.opened.items() if opened.version >= version and name not in self.undone]
+        self.undone += undone
+        for name in undone:
+            self.ready += self.packed.pop(name, [])
+        self.batch, self.claimed, self.claims, self.held = None, [], {}, {}
+        self.say("trainer", "checkpoint.restored", f"v{version}", restored)
+
+    @property
+    def _open(self) -> bool:
+        """Whether the batch waits for its step."""
+        return self.batch is not None and self.state.batch is not None and self.batch[0] == self.state.batch.id
+
+    def _trained(self, micro_step: str, data: e.MicroStepDone) -> None:
+        """The cell has its gradient, unless it was put out or somebody else has it by now."""
+        cell = self.state.cells[data.cell]
+        if self.claims.get(micro_step) == data.cell and cell.place == "training" and not cell.lost:
+            self.held[micro_step] = data.cell
+
+    def _step_again(self) -> None:
+        """Whoever started again after the join window closed has trained its part anew: the core makes its update."""
+        batch = self.state.batch
+        said = any(each[1] == "batch.stepped" for each in self.pending)
+        if batch is not None and batch.join_closed and not batch.stepped and not said and set(self.held) == set(self.claims):
+            self.pending.append(("trainer", "batch.stepped", batch.id, self.summed))
+
+    def _release(self, micro_step: str) -> None:
+        if not self._open:
+            return
+        assert self.batch is not None
+        self.held.pop(micro_step, None)
+        self.claims.pop(micro_step, None)
+        self.pending = [each for each in self.pending if (each[1], each[2]) != ("micro-step.done", micro_step)]
+        released = e.MicroStepReleased(batch=self.batch[0], reason="test")
+        self.say("trainer", "micro-step.released", micro_step, released)
+        self._claim(micro_step)
+
+    def _claim(self, micro_step: str) -> None:
+        """Some cell of the prefix takes it, and will be done in time."""
+        assert self.batch is not None
+        name = self.batch[0]
+        cell = self.rng.choice([each for each in members(self.state) if not self.state.cells[each].lost])
+        self.claims[micro_step] = cell
+        self.say("trainer", "micro-step.claimed", micro_step, e.MicroStepClaimed(batch=name, cell=cell, epoch=0))
+        done = e.MicroStepDone(
+            batch=name,
+            cell=cell,
+            loss=0.0,
+            tokens=1,
+            targets=1,
+            executions=1,
+            masked=0,
+            gap=GapStats(),
+            seconds=0.1,
+        )
+        self.pending.append(("trainer", "micro-step.done", micro_step, done))
+
     def _answer(self, decision: Decision) -> None:
         data = decision.data
         if decision.kind == "group.dispatched":
@@ -211,7 +333,7 @@ class World:
             self.pending.append(("harness", "execution.started", decision.entity, started))
         elif decision.kind == "cell.role-transition" and data.phase == "decided":
             owner = "trainer" if data.target == "train" else "rollout"
-            version = self.state.version if data.target == "rollout" else -1
+            version = self.exposed if data.target == "rollout" else -1
             self.pending.append(
                 (
                     owner,
@@ -222,12 +344,25 @@ class World:
                     ),
                 )
             )
+        elif decision.kind == "cell.role-transition" and data.phase == "failed":
+            # The core hears of it: what the cell trained is free again, and the sum is made without it.
+            mine = [name for name, by in self.claims.items() if by == decision.entity]
+            for name in mine:
+                self.held.pop(name, None)
+                assert self.batch is not None
+                released = e.MicroStepReleased(batch=self.batch[0], reason=decision.entity)
+                self.pending.append(("trainer", "micro-step.released", name, released))
+            if self.rng.random() < 0.5:
+                self.pending = [each for each in self.pending if each[1] != "batch.stepped"]
         elif decision.kind == "batch.opened":
-            self.batch, self.claimed = (decision.entity, data), []
+            self.batch, self.claimed, self.claims, self.held = (decision.entity, data), [], {}, {}
             self.opened[decision.entity] = data
             if data.final:
                 self.final.add(decision.entity)
         elif decision.kind == "batch.join-closed":
+            self.pending = [each for each in self.pending if each[1] != "batch.stepped"]
+            assert set(self.held) == set(self.claims), "everything is held by somebody"
+            assert set(self.held.values()) <= set(data.members), "by a member"
             opened = self.opened[decision.entity]
             stepped = e.BatchStepped(
                 step=opened.step,
@@ -246,11 +381,12 @@ class World:
                 seconds=0.1,
             )
             self.joined.append((decision.entity, data.members))
+            self.summed = stepped
             self.pending.append(("trainer", "batch.stepped", decision.entity, stepped))
         elif decision.kind == "run.finished":
             self.finished = True
 
-    def _follow_up(self, kind: str, entity: str, data: Any) -> None:
+    def _follow_up(self, owner: str, kind: str, entity: str, data: Any) -> None:
         if kind == "execution.started":
             reason = self.rng.choice(["completed", "failed", "harness_timeout"])
             finished = e.ExecutionFinished(
@@ -281,7 +417,25 @@ class World:
         elif kind == "batch.stepped" and entity in self.final:
             exposed = e.WeightsExposed(version=data.version, purpose="publish", address={}, bytes=1)
             self.pending.append(("trainer", "weights.exposed", "cell-0", exposed))
+        elif kind == "service.joined":
+            self.processes[entity] = self.seq
+            if owner == "rollout":
+                name = entity.removeprefix("rollout-")
+                joined = e.CellJoined(
+                    index=int(name[5:]),
+                    capacity=self.config.cells.capacity,
+                    url="",
+                    engine="scripted",
+                    version=self.exposed,
+                    capabilities=[],
+                )
+                self.pending.append(("rollout", "cell.joined", name, joined))
+        elif kind == "micro-step.done":
+            self._step_again()
+        elif kind == "micro-step.released" and self.batch is not None and data.batch == self.batch[0]:
+            self._claim(entity)
         elif kind == "weights.exposed":
+            self.exposed = max(self.exposed, data.version)
             for name, cell in self.state.cells.items():
                 if cell.place in ("serving", "returning"):
                     published = e.WeightsPublished(version=data.version, bytes=1, seconds=0.1, transport="test")
@@ -297,21 +451,11 @@ class World:
             self.ready.sort(key=lambda each: (self.state.groups[each].version, each))
             group = self.ready.pop(0)
             self.claimed.append(group)
+            self.packed.setdefault(name, []).append(group)
             self.say("packer", "group.claimed", group, e.GroupClaimed(batch=name))
             index = len(self.claimed)
             micro_step = f"m-{name[2:]}.{index:03d}"
-            done = e.MicroStepDone(
-                batch=name,
-                cell="cell-0",
-                loss=0.0,
-                tokens=1,
-                targets=1,
-                executions=1,
-                masked=0,
-                gap=GapStats(),
-                seconds=0.1,
-            )
-            self.pending.append(("trainer", "micro-step.done", micro_step, done))
+            self._claim(micro_step)
             if index == data.groups:
                 closed = e.BatchStreamClosed(micro_steps=index, groups=list(self.claimed))
                 self.pending.append(("packer", "batch.stream-closed", name, closed))

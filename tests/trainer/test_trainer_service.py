@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from replay.checker import check
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.errors import TrainerError
@@ -70,6 +73,9 @@ async def test_a_claim_that_somebody_else_won_is_not_trained(
     await stage.open_batch(1, version=0, final=False)
     first, second = micro_steps("b-000001", 2)
     await stage.enqueue(first)
+    for phase in ("decided", "completed"):
+        trains = e.CellRoleTransition(phase=phase, source="rollout", target="train", epoch=1)  # type: ignore[arg-type]
+        await stage.say("scheduler", "cell.role-transition", "cell-1", trains)
     taken = e.MicroStepClaimed(batch="b-000001", cell="cell-1", epoch=1)
     await stage.say("trainer", "micro-step.claimed", first.micro_step, taken)
     async with running(stage):
@@ -149,6 +155,79 @@ async def test_the_published_version_can_be_pulled_from_a_core_that_started_agai
         await train(4, final=True)
         assert (await stage.seen("weights.exposed", version=4)).data.purpose == "publish"
     assert [event.data.version for event in await stage.log() if event.kind == "weights.exposed"] == [1, 1, 4]
+
+
+def damage(folder: Path) -> None:
+    path = folder / "rank-00000.pt"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize("damaged", [{}, {3: shutil.rmtree}, {3: damage, 2: shutil.rmtree}], ids=["none", "3", "3, 2"])
+async def test_a_core_goes_on_from_the_newest_version_that_is_whole(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]], damaged: dict[int, Callable[[Path], None]]
+) -> None:
+    """Version 1 is published, 3 is stepped and another batch is open when the core ends."""
+    opened = 0
+
+    async def train(version: int, *, final: bool = False) -> None:
+        nonlocal opened
+        opened += 1
+        await stage.open_batch(opened, version=version - 1, final=final)
+        # What is trained depends on the step, so that the same step trains the same.
+        made = msgspec.structs.replace(micro_steps("b-000001", version)[-1], batch=f"b-{opened:06d}")
+        await stage.enqueue(msgspec.structs.replace(made, micro_step=f"m-{opened:06d}.000"))
+        await stage.close(f"b-{opened:06d}", 1)
+        await stage.seen("batch.stepped", entity=f"b-{opened:06d}")
+
+    async with running(stage):
+        await stage.enter_training()
+        await train(1, final=True)
+        await stage.seen("weights.exposed")
+        await train(2)
+        await train(3)
+        opened += 1
+        await stage.open_batch(opened, version=3, final=True)
+        await stage.enqueue(micro_steps(f"b-{opened:06d}", 1)[0])
+        await stage.seen("micro-step.done", 4)
+    for version, harm in damaged.items():
+        harm(stage.tmp / "checkpoints" / f"v{version:06d}")
+    whole = 3 - len(damaged)
+    async with running(stage):
+        restored = await stage.seen("checkpoint.restored")
+        step = await stage.seen("batch.stepped", version=whole)
+        assert (restored.data.version, restored.data.log_sequence) == (whole, step.seq)
+        if damaged:
+            for version in range(whole + 1, 4):
+                await train(version)
+            await train(4, final=True)
+        else:
+            await stage.seen("micro-step.released")
+            await stage.close(f"b-{opened:06d}", 1)
+        await stage.seen("weights.exposed", version=4)
+    log = await stage.log()
+    released = [event for event in log if event.kind == "micro-step.released"]
+    assert len(released) == (0 if damaged else 1), "what belongs to an undone batch is nobody's"
+    norms = [(event.data.version, event.data.grad_norm) for event in log if event.kind == "batch.stepped"]
+    for version, norm in norms[3:-1]:
+        assert norm == pytest.approx(dict(norms[:3])[version], rel=1e-6), "the same step again"
+    assert [version for version, _ in norms] == [1, 2, 3, *range(whole + 1, 5)]
+    assert check(log, only=["durable_before_published"]).ok
+
+
+async def test_a_run_whose_published_version_is_damaged_cannot_go_on(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]]
+) -> None:
+    async with running(stage):
+        await stage.enter_training()
+        await stage.open_batch(1, version=0, final=True)
+        await stage.enqueue(micro_steps("b-000001", 1)[0])
+        await stage.close("b-000001", 1)
+        await stage.seen("weights.exposed")
+    damage(stage.tmp / "checkpoints" / "v000001")
+    async with running(stage) as task:
+        with pytest.raises(TrainerError, match=r"version 1: rank-00000.pt is not what was saved") as raised:
+            await task
+    assert "--new" in raised.value.remedy
 
 
 async def test_what_follows_from_a_fact_may_arrive_before_its_acknowledgement(

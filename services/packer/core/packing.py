@@ -14,13 +14,17 @@ A group counts as claimed when its first row leaves, so the supply check sees wh
 claimed when its turn comes. Executions with advantage zero keep their rows: their loss is zero, yet they feed the
 measured gap between engine and trainer, and leaving them out would make that alarm depend on rewards.
 
-Invariants: an admitted row is in one micro-step; an execution's rows share it; a batch holds exactly B groups; what is
-decided depends on the state alone, so repeated events change nothing.
+A core that begins again from an older version undoes the batches that made later ones, the open one included: their
+groups are offered again, whole, to batches to come.
+
+Invariants: of the batches that count, an admitted row is in one micro-step; an execution's rows share it; a batch holds
+exactly B groups; what is decided depends on the state alone, so repeated events change nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
@@ -28,7 +32,7 @@ from schemas.ids import group_of, micro_step_id, order_of
 from schemas.streams import micro_step_blob
 from schemas.units import RowPlan, RowRef
 from services.packer.core.filling import GOOD_FILL, by_size, fill
-from services.packer.core.state import Bundle, OpenBatch, State, Supply
+from services.packer.core.state import Bundle, OpenBatch, State, Supply, Taken
 
 
 class Packer:
@@ -67,6 +71,7 @@ class Packer:
                 if order_of(entity) > order_of(state.newest_batch):
                     state.newest_batch = entity
                     state.batches.append(OpenBatch(name=entity, groups=data.groups))
+                    state.taken.append(Taken(batch=entity, version=data.version))
             case e.MicroStepClaimed() | e.MicroStepDone() as data:
                 for batch in _named(state, data.batch):
                     batch.unclaimed = [waiting for waiting in batch.unclaimed if waiting != entity]
@@ -77,11 +82,19 @@ class Packer:
             case e.GroupClaimed() as data:
                 for batch in _named(state, data.batch):
                     batch.claimed.append(entity)
+                    _keep(state, batch.name, entity)
                 _drop_packed(state, entity)
             case e.MicroStepEnqueued() as data:
                 _take(state, entity, data)
             case e.BatchStreamClosed():
                 state.batches = [batch for batch in state.batches if batch.name != entity]
+            case e.WeightsExposed() as data:
+                if data.purpose == "publish":
+                    state.taken = [each for each in state.taken if each.version >= data.version]
+            case e.BatchStepped() as data:
+                state.stepped = max(state.stepped, data.version)
+            case e.CheckpointRestored() as data:
+                _undo(state, data.version)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
         while state.batches:
@@ -191,6 +204,25 @@ def _take(state: State, micro_step: str, data: e.MicroStepEnqueued) -> None:
         batch.unclaimed.append(micro_step)
     state.packed_tokens += data.tokens
     state.packed_room += max(state.capacity, data.tokens)
+
+
+def _keep(state: State, batch: str, group: str) -> None:
+    """What the batch takes, before its first row leaves."""
+    supply = state.supplies.get(group)
+    for taken in state.taken:
+        if taken.batch == batch and supply is not None:
+            taken.groups[group] = copy(supply)
+
+
+def _undo(state: State, version: int) -> None:
+    """Batches that began with this version or a later one count no more, unless it is what was made last."""
+    if version >= state.stepped:
+        return
+    state.stepped = version
+    for taken in [each for each in state.taken if each.version >= version]:
+        state.supplies.update(taken.groups)
+        state.batches = [batch for batch in state.batches if batch.name != taken.batch]
+        state.taken.remove(taken)
 
 
 def _drop_packed(state: State, group: str) -> None:

@@ -1,5 +1,5 @@
-"""State of the packer. Mutable, goes through MessagePack, and bounded: it holds groups that are not packed to the end
-and batches whose stream is open."""
+"""State of the packer. Mutable, goes through MessagePack, and bounded: it holds groups that are not packed to the end,
+batches whose stream is open, and what the batches that can still be undone took."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ class OpenBatch(msgspec.Struct, kw_only=True):
     """Micro-steps that wait for a cell."""
 
 
+class Taken(msgspec.Struct, kw_only=True):
+    """A batch that can still be undone, because no version that it made is exposed for publication."""
+
+    batch: str
+    version: int
+    """v_t."""
+    groups: dict[str, Supply] = {}
+    """As they were when they were claimed."""
+
+
 class State(msgspec.Struct, kw_only=True):
     capacity: int = 16384
     """T."""
@@ -51,6 +61,10 @@ class State(msgspec.Struct, kw_only=True):
     supplies: dict[str, Supply] = {}
     batches: list[OpenBatch] = []
     """The first is being packed; later ones wait for its stream to close."""
+    taken: list[Taken] = []
+    """In the order in which the batches were opened."""
+    stepped: int = 0
+    """Version that was made last."""
     packed_tokens: int = 0
     """Of all micro-steps so far."""
     packed_room: int = 0

@@ -12,7 +12,17 @@ import msgspec
 from schemas import events as e
 from schemas.envelope import Event
 from services.scheduler.core import measurements
-from services.scheduler.core.state import Batch, Burst, Cell, Execution, Group, State, supply_check, training
+from services.scheduler.core.state import (
+    Batch,
+    Burst,
+    Cell,
+    Execution,
+    Group,
+    State,
+    Trained,
+    supply_check,
+    training,
+)
 
 
 def evolve(state: State, event: Event) -> None:
@@ -62,10 +72,36 @@ def _cell_reinstated(state: State, event: Event) -> None:
         cell.withdrawn = False
 
 
+def _cell_added(state: State, event: Event) -> None:
+    state.added += 1
+
+
+def _service_joined(state: State, event: Event) -> None:
+    if event.owner not in ("rollout", "trainer"):
+        return
+    state.processes[event.entity] = event.seq
+    cell = state.cells.get(event.entity.removeprefix(f"{event.owner}-"))
+    # A rollout process serves once its engine has joined.
+    if cell is not None and event.owner == cell.lost == "trainer":
+        cell.lost = ""
+
+
+def _cell_lost(state: State, event: Event) -> None:
+    data: e.CellLost = event.data
+    cell = state.cells.get(event.entity)
+    if cell is None or data.process != state.processes.get(f"{data.service}-{event.entity}"):
+        return
+    # The batch waits for its core, whatever happens.
+    if data.service == "rollout" or cell.index > 0:
+        cell.lost = data.service
+
+
 def _cell_joined(state: State, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = state.cells.setdefault(event.entity, Cell(index=data.index))
     cell.version = max(cell.version, data.version)
+    if cell.lost == "rollout":
+        cell.lost = ""
 
 
 def _role_transition(state: State, event: Event) -> None:
@@ -76,6 +112,7 @@ def _role_transition(state: State, event: Event) -> None:
     if data.phase == "decided":
         cell.place = "leaving" if data.target == "train" else "returning"
         cell.epoch, cell.arrived = data.epoch, False
+        _take_back(state.batch, event.entity)
         if event.entity in state.recall:
             state.recall.remove(event.entity)
         _reset_supply(state)
@@ -89,6 +126,21 @@ def _role_transition(state: State, event: Event) -> None:
         cell.place = "training" if data.target == "train" else "serving"
         cell.arrived = False
         _reset_supply(state)
+    elif data.phase == "failed":
+        cell.place, cell.arrived = "out", False
+        if event.entity in state.recall:
+            state.recall.remove(event.entity)
+        _take_back(state.batch, event.entity)
+        _reset_supply(state)
+
+
+def _take_back(batch: Batch | None, cell: str) -> None:
+    """What the cell did for the batch went with it."""
+    if batch is None:
+        return
+    batch.done = [name for name in batch.done if batch.claims.get(name) != cell]
+    if cell in batch.joined:
+        batch.join_closed, batch.joined = False, []
 
 
 def _burst_opened(state: State, event: Event) -> None:
@@ -215,9 +267,29 @@ def _group_discarded(state: State, event: Event) -> None:
 def _group_consumed(state: State, event: Event) -> None:
     assert state.batch is not None
     state.batch.groups.remove(event.entity)
+    state.trained[-1].groups[event.entity] = state.groups[event.entity]
     _forget(state, event.entity)
     if not state.batch.groups:
         state.batch = None
+
+
+def _checkpoint_restored(state: State, event: Event) -> None:
+    """Batches that made later versions are undone, and the one that is open: their groups are ready again."""
+    data: e.CheckpointRestored = event.data
+    if data.version >= state.version or state.burst is None:
+        return
+    if state.batch is not None:
+        for name in state.batch.groups:
+            state.groups[name].status = "ready"
+        state.batch = None
+    for undone in [each for each in state.trained if each.version >= data.version]:
+        for name, group in undone.groups.items():
+            group.status = "ready"
+            state.groups[name] = group
+        state.trained.remove(undone)
+        state.burst.done -= 1
+    state.version = data.version
+    _reset_supply(state)
 
 
 def _forget(state: State, name: str) -> bool:
@@ -242,23 +314,35 @@ def _stream_closed(state: State, event: Event) -> None:
         state.batch.micro_steps = data.micro_steps
 
 
+def _micro_step_claimed(state: State, event: Event) -> None:
+    data: e.MicroStepClaimed = event.data
+    if state.batch is not None and state.batch.id == data.batch:
+        state.batch.claims[event.entity] = data.cell
+
+
 def _micro_step_done(state: State, event: Event) -> None:
     data: e.MicroStepDone = event.data
-    batch = state.batch
-    if batch is not None and batch.id == data.batch and event.entity not in batch.done:
-        batch.done.append(event.entity)
+    batch, name = state.batch, event.entity
+    if batch is None or batch.id != data.batch or name in batch.done or batch.claims.get(name) != data.cell:
+        return
+    # A cell that was put out says late what counts no more.
+    if state.cells[data.cell].place == "training":
+        batch.done.append(name)
 
 
 def _micro_step_released(state: State, event: Event) -> None:
     data: e.MicroStepReleased = event.data
     batch = state.batch
-    if batch is not None and batch.id == data.batch and event.entity in batch.done:
-        batch.done.remove(event.entity)
+    if batch is not None and batch.id == data.batch:
+        batch.claims.pop(event.entity, None)
+        if event.entity in batch.done:
+            batch.done.remove(event.entity)
 
 
 def _join_closed(state: State, event: Event) -> None:
+    data: e.BatchJoinClosed = event.data
     assert state.batch is not None
-    state.batch.join_closed = True
+    state.batch.join_closed, state.batch.joined = True, list(data.members)
 
 
 def _batch_stepped(state: State, event: Event) -> None:
@@ -266,6 +350,7 @@ def _batch_stepped(state: State, event: Event) -> None:
     if state.batch is None or state.batch.id != event.entity or state.batch.stepped or state.burst is None:
         return
     state.batch.stepped = True
+    state.trained.append(Trained(version=state.batch.version))
     state.burst.done += 1
     state.version = data.version
 
@@ -274,6 +359,8 @@ def _weights_exposed(state: State, event: Event) -> None:
     data: e.WeightsExposed = event.data
     if data.purpose == "publish" and data.version > state.published:
         state.publishing = data.version
+        # What has left the training cells is never undone.
+        state.trained = [each for each in state.trained if each.version >= data.version]
 
 
 def _weights_published(state: State, event: Event) -> None:
@@ -301,6 +388,9 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "run.resumed": _run_resumed,
     "cell.withdrawn": _cell_withdrawn,
     "cell.reinstated": _cell_reinstated,
+    "service.joined": _service_joined,
+    "cell.added": _cell_added,
+    "cell.lost": _cell_lost,
     "cell.joined": _cell_joined,
     "cell.role-transition": _role_transition,
     "burst.opened": _burst_opened,
@@ -322,9 +412,11 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "batch.opened": _batch_opened,
     "batch.stream-closed": _stream_closed,
     "batch.join-closed": _join_closed,
+    "micro-step.claimed": _micro_step_claimed,
     "micro-step.done": _micro_step_done,
     "micro-step.released": _micro_step_released,
     "batch.stepped": _batch_stepped,
+    "checkpoint.restored": _checkpoint_restored,
     "weights.exposed": _weights_exposed,
     "weights.published": _weights_published,
     "timer.set": _timer_set,

@@ -1,19 +1,20 @@
 """What the scheduler decides, one generator for each rule. Each looks at the state as the rule before left it.
 
 Order of `standing`, the rules that are looked at after every event:
-1. complete a role transition whose last phase was reported;
-2. consume the groups of a batch that was stepped;
-3. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
-4. close the held-out measurement that is settled, open the one that is due;
-5. end the run after the last burst, once its version is measured;
-6. send back the next cell of a burst that ended, the highest index first;
-7. open the next batch when the core trains and none is open;
-8. close the join window when everything is trained and nobody is on the way;
-9. replace discarded groups without which the burst cannot finish;
-10. empty cells that an operator withdrew, as far as others have room;
-11. place lost executions again;
-12. place executions (start rule), held-out ones first;
-13. watch the supply and let the next cell join training (2).
+1. put a lost cell out of its transition or the prefix, which shrinks to below it;
+2. complete a role transition whose last phase was reported;
+3. consume the groups of a batch that was stepped;
+4. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
+5. close the held-out measurement that is settled, open the one that is due;
+6. end the run after the last burst, once its version is measured;
+7. send back the next cell of a burst that ended, the highest index first, or one that was put out;
+8. open the next batch when the core trains and none is open;
+9. close the join window when everything is trained and nobody is on the way;
+10. replace discarded groups without which the burst cannot finish;
+11. empty cells that an operator withdrew or whose engine is lost, as far as others have room;
+12. place lost executions again;
+13. place executions (start rule), held-out ones first;
+14. watch the supply and let the next cell join training (2).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from services.scheduler.core import measurements
 from services.scheduler.core.state import (
     Cell,
     State,
+    cell_count,
     least_loaded,
     members,
     moving,
@@ -39,6 +41,7 @@ from services.scheduler.core.state import (
     served_capacity,
     serving,
     supply_check,
+    training,
 )
 
 Decisions = Iterator[Decision]
@@ -52,6 +55,7 @@ def begin(state: State) -> Decisions:
 
 
 def standing(state: State, now_us: int) -> Decisions:
+    yield from put_out(state)
     yield from complete_transition(state)
     yield from consume(state)
     yield from end_burst(state)
@@ -69,6 +73,18 @@ def standing(state: State, now_us: int) -> Decisions:
     yield from measurements.place(state)
     yield from place(state)
     yield from join_training(state, now_us)
+
+
+def put_out(state: State) -> Decisions:
+    """Nobody waits for a cell that is gone: its transition fails, and the prefix shrinks to below it. Those above it
+    leave too, the highest first; what all of them trained of the open batch is trained again by those who stay."""
+    lost = [state.cells[name].index for name in training(state) if state.cells[name].lost == "trainer"]
+    for name, cell in moving(state):
+        if cell.lost or (lost and cell.place == "leaving" and cell.index > min(lost)):
+            yield _failed(name, cell, lost=min([*lost, cell.index]))
+    for name in reversed(training(state)):
+        if lost and state.cells[name].index >= min(lost):
+            yield _failed(name, state.cells[name], lost=min(lost))
 
 
 def complete_transition(state: State) -> Decisions:
@@ -116,7 +132,7 @@ def end_burst(state: State) -> Decisions:
             N=s.N,
             B=s.B,
             C_s=0,
-            K=cells.count - sum(cell.withdrawn for cell in state.cells.values()),
+            K=cell_count(state) - sum(bool(cell.withdrawn or cell.lost) for cell in state.cells.values()),
             C_e=cells.capacity,
         ),
     ]
@@ -142,11 +158,19 @@ def finish(state: State) -> Decisions:
 
 
 def send_back(state: State) -> Decisions:
-    """The cells of a burst that ended return one at a time; the core last, so that the others stay a prefix."""
-    if not state.recall or moving(state):
+    """The cells of a burst that ended return one at a time; the core last, so that the others stay a prefix. So does
+    one that was put out, once its process is there."""
+    if moving(state):
         return
-    name = state.recall[-1]
-    yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
+    if state.recall:
+        name = state.recall[-1]
+        yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
+        return
+    out = [(name, cell) for name, cell in ordered(state) if cell.place == "out" and not cell.lost]
+    if out:
+        name, cell = out[-1]
+        reason = [check("above the prefix", cell.index, ">=", len(training(state)))]
+        yield _transition(name, cell, "decided", to="rollout", reason=reason)
 
 
 def open_batch(state: State) -> Decisions:
@@ -194,7 +218,7 @@ def refill(state: State) -> Decisions:
 
 def evacuate(state: State) -> Decisions:
     for name, cell in ordered(state):
-        if cell.withdrawn and cell.place == "serving":
+        if cell.absent and cell.place == "serving":
             yield from _move_routes(state, name)
 
 
@@ -314,6 +338,21 @@ def _transition(
             target=to,
             epoch=cell.epoch + 1 if phase == "decided" else cell.epoch,
             reason=reason,
+        ),
+    )
+
+
+def _failed(name: str, cell: Cell, *, lost: int) -> Decision:
+    source: CellRole = "rollout" if cell.place == "leaving" else "train"
+    return Decision(
+        kind="cell.role-transition",
+        entity=name,
+        data=e.CellRoleTransition(
+            phase="failed",
+            source=source,
+            target="train" if source == "rollout" else "rollout",
+            epoch=cell.epoch,
+            reason=[check("at or above the lost cell", cell.index, ">=", lost)],
         ),
     )
 

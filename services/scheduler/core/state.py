@@ -2,8 +2,9 @@
 
 Ledger: d, p, f count executions over the whole run; `a` of them are placed and not yet started. Held-out ones are outside.
 Execution: queued -> placed -> running -> finished; one whose attempt is lost is placed again and stays what it is.
-Group: dispatched -> ready -> claimed, then gone.
-Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time.
+Group: dispatched -> ready -> claimed, then gone; ready again when its batch is undone.
+Cell: serving (rollout) -> leaving -> training -> returning -> serving; one cell moves at a time. A loss puts it out of
+whichever but serving; from there it returns.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Group(msgspec.Struct, kw_only=True):
 
 class Cell(msgspec.Struct, kw_only=True):
     index: int
-    place: Literal["serving", "leaving", "training", "returning"] = "serving"
+    place: Literal["serving", "leaving", "training", "returning", "out"] = "serving"
     arrived: bool = False
     """The move's last phase was reported; the scheduler has yet to complete it."""
     epoch: int = 0
@@ -64,6 +65,13 @@ class Cell(msgspec.Struct, kw_only=True):
     """Executions placed here and not finished."""
     withdrawn: bool = False
     """An operator wants it empty: it takes nothing, and what it has moves away as room appears."""
+    lost: Literal["", "rollout", "trainer"] = ""
+    """Which of its processes is gone, until another one joins."""
+
+    @property
+    def absent(self) -> bool:
+        """Whether it serves nobody although it has the rollout role."""
+        return self.withdrawn or self.lost == "rollout"
 
 
 class Burst(msgspec.Struct, kw_only=True):
@@ -84,10 +92,23 @@ class Batch(msgspec.Struct, kw_only=True):
     claimed: int = 0
     micro_steps: int = -1
     """How many there are, known once the stream is closed."""
+    claims: dict[str, str] = {}
+    """Micro-step to the cell that claimed it last."""
     done: list[str] = []
     """Micro-steps whose gradient some member holds."""
     join_closed: bool = False
+    joined: list[str] = []
+    """The members that its join window closed with."""
     stepped: bool = False
+
+
+class Trained(msgspec.Struct, kw_only=True):
+    """A batch that was stepped and can still be undone: its version isn't exposed for publication yet."""
+
+    version: int
+    """v_t, immediately before the step."""
+    groups: dict[str, Group] = {}
+    """Consumed by it."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -116,6 +137,12 @@ class State(msgspec.Struct, kw_only=True):
     bursts: int = 0
     batch: Batch | None = None
     batches: int = 0
+    trained: list[Trained] = []
+    """In the order of their steps."""
+    processes: dict[str, int] = {}
+    """Instance of a cell's service to the sequence at which its newest process joined."""
+    added: int = 0
+    """Cells that an operator added to those of the configuration."""
     version: int = 0
     """v_t: version in the training cells."""
     published: int = 0
@@ -143,6 +170,11 @@ class State(msgspec.Struct, kw_only=True):
         return self.config
 
 
+def cell_count(state: State) -> int:
+    """K: the cells that belong to the run now."""
+    return state.rules.cells.count + state.added
+
+
 def ordered(state: State) -> list[tuple[str, Cell]]:
     """Cells by index, the core first."""
     return sorted(state.cells.items(), key=lambda item: item[1].index)
@@ -150,7 +182,7 @@ def ordered(state: State) -> list[tuple[str, Cell]]:
 
 def serving(state: State) -> list[tuple[str, Cell]]:
     """Cells that may take executions. What a withdrawn cell still has runs on."""
-    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving" and not cell.withdrawn]
+    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving" and not cell.absent]
 
 
 def moving(state: State) -> list[tuple[str, Cell]]:
@@ -163,7 +195,7 @@ def training(state: State) -> list[str]:
 
 def served_capacity(state: State) -> int:
     """C_R by equation (1); cells that have not joined serve nobody."""
-    K = state.rules.cells.count
+    K = cell_count(state)
     return eq.capacity(C_s=0, K=K, k=K - len(serving(state)), C_e=state.rules.cells.capacity)
 
 
@@ -205,9 +237,9 @@ def supply_check(state: State) -> Check:
 
 def next_to_train(state: State) -> str | None:
     """The next cell of the growing prefix, core first; None when it is not serving or no more may train."""
-    for index in range(state.rules.cells.trainable):
+    for index in range(state.rules.cells.trainers(state.added)):
         cell = state.cells.get(cell_id(index))
-        if cell is None or cell.place in ("leaving", "returning") or cell.withdrawn:
+        if cell is None or cell.place in ("leaving", "returning", "out") or cell.withdrawn or cell.lost:
             return None
         if cell.place == "serving":
             return cell_id(index)
