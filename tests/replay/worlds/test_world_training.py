@@ -1,0 +1,295 @@
+"""Gradients that can be counted, and the group that adds them up while members die at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay.virtual.life import Life
+from replay.virtual.loop import VirtualLoop
+from replay.worlds.exchange import WorldExchange
+from replay.worlds.group import WorldGroup
+from replay.worlds.training import Inline, Takes, WorldCell, wrong_steps
+from replay.worlds.world import CHECKPOINTS, CellScript, Flat, World
+from schemas import events as e
+from schemas.envelope import Event
+from schemas.errors import TrainerError, TransportError
+from schemas.micro_steps import MicroStep
+from schemas.units import GapStats, RowRef
+from services.trainer.batch_view import Meeting
+
+SCRIPT = CellScript(micro_step_s=1, step_s=1, memory_s=1, save_s=1, move_s=1)
+FOLDER = Path("/run/checkpoints/v000001")
+Main = Callable[[Life], Coroutine[Any, Any, None]]
+
+
+def micro_step(index: int, targets: int) -> MicroStep:
+    size = targets + 1
+    return MicroStep(
+        micro_step=f"m-000001.{index:03d}",
+        batch="b-000001",
+        cu_seqlens=b"",
+        tokens=bytes(4 * size),
+        targets=b"\x00" + b"\x01" * targets,
+        behaviour_logprob=bytes(4 * size),
+        temperature=bytes(4 * size),
+        token_version=bytes(4 * size),
+        row_execution=bytes(4),
+        executions=("e-000001.00",),
+        advantages=(1.0,),
+        target_counts=(targets,),
+    )
+
+
+def cell_of(world: World, name: str = "cell-0") -> WorldCell:
+    return WorldCell(world, name, SCRIPT, world.disks[CHECKPOINTS])
+
+
+def lives(loop: VirtualLoop, *mains: Main) -> list[Life]:
+    """Runs programs, each in a life of its own, until all are over."""
+    begun = []
+    for index, main in enumerate(mains):
+        life = Life(loop, f"trainer-cell-{index}")
+        life.begin(main(life))
+        begun.append(life)
+
+    async def over() -> None:
+        await asyncio.wait([life.ended for life in begun])
+
+    loop.run_until_complete(over())
+    return begun
+
+
+def meeting(rank: int, size: int, rendezvous: str, key: str = "k") -> Meeting:
+    return Meeting(rendezvous=rendezvous, key=key, batch="b-000001", rank=rank, size=size)
+
+
+def test_a_step_counts_each_target_once(loop: VirtualLoop, world: World) -> None:
+    async def main(life: Life) -> None:
+        cell, work = cell_of(world), Inline()
+        await work(cell.begin_batch)
+        for index, targets in enumerate((3, 5)):
+            stats = await work(lambda index=index, targets=targets: cell.micro_step(micro_step(index, targets)))
+            assert (stats.targets, stats.tokens, stats.masked) == (targets, targets + 1, [False])
+        result = await work(cell.step)
+        assert (result.version, cell.version, cell.phase) == (1, 1, "idle")
+        manifest = await work(lambda: cell.save(FOLDER))
+        other = cell_of(world)
+        assert other.load(FOLDER) == manifest
+        assert other.flat_weights().digest == cell.flat_weights().digest == manifest.digest
+        world.disks[CHECKPOINTS].damage(FOLDER)
+        with pytest.raises(TrainerError, match="isn't what was saved"):
+            cell_of(world).load(FOLDER)
+        other.discard(FOLDER)
+        with pytest.raises(TrainerError, match="there is no checkpoint"):
+            cell_of(world).load(FOLDER)
+        world.disks[CHECKPOINTS].full = True
+        with pytest.raises(TrainerError, match="No space left"):
+            await cell.save(FOLDER)
+
+    (life,) = lives(loop, main)
+    life.ended.result()
+    assert [step.gradient for step in world.steps] == [{"m-000001.000": 3, "m-000001.001": 5}]
+
+
+def test_phases_are_kept(loop: VirtualLoop, world: World) -> None:
+    cell = cell_of(world)
+    assert isinstance(cell.release(), Takes) and cell.phase == "released"
+    with pytest.raises(TrainerError, match="released can't begin"):
+        cell.begin_batch()
+    cell.acquire()
+    cell.begin_batch()
+    with pytest.raises(TrainerError, match="batch can't release"):
+        cell.release()
+    with pytest.raises(TrainerError, match="batch can't take weights"):
+        cell.load_flat(Flat("x", 1), version=1)
+    cell.drop_batch()
+    cell.load_flat(Flat("x", 1), version=2)
+    assert len(world.violations) == 1
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_members_meet_add_up_and_get_weights(loop: VirtualLoop, world: World, eager: bool) -> None:
+    script = CellScript(move_s=1, eager=eager)
+    rendezvous: asyncio.Future[str] = loop.create_future()
+    got: dict[int, Any] = {}
+
+    def member(rank: int) -> Main:
+        async def main(life: Life) -> None:
+            group = WorldGroup(world, life, script, host=rank == 0)
+            if rank == 0:
+                rendezvous.set_result(group.rendezvous)
+            where = await rendezvous
+            for round in range(2):
+                gradient = {f"m-{rank}": 10 * round + rank}
+                while not await group.meet(meeting(rank, 3, where), 0.2):
+                    await asyncio.sleep(0)
+                await group.reduce(gradient)
+                flat = Flat("core", 7) if rank == 0 else Flat("mine", 6)
+                await group.broadcast(flat)
+                got[rank] = (dict(sorted(gradient.items())), flat.digest, flat.version)
+
+        return main
+
+    for life in lives(loop, member(0), member(1), member(2)):
+        life.ended.result()
+    assert got[0][0] == {"m-0": 10, "m-1": 11, "m-2": 12}
+    assert {each[1:] for each in got.values()} == {("core", 7)}
+    assert world.stores == {}
+
+
+@pytest.mark.parametrize("steps", range(1, 40, 2))
+def test_a_member_that_dies_fails_the_others_and_the_next_meeting_works(
+    loop: VirtualLoop, world: World, steps: int
+) -> None:
+    rendezvous: asyncio.Future[str] = loop.create_future()
+    sums: list[dict[str, int]] = []
+    reborn: list[Life] = []
+
+    def member(rank: int, keys: list[str]) -> Main:
+        async def main(life: Life) -> None:
+            group = WorldGroup(world, life, SCRIPT, host=rank == 0)
+            if rank == 0 and not rendezvous.done():
+                rendezvous.set_result(group.rendezvous)
+            where = await rendezvous
+            for key in keys:
+                gradient = {f"m-{rank}": 1}
+                try:
+                    while not (met := await group.meet(meeting(rank, 3, where, key), 0.2)):
+                        if key == "k0" and reborn:
+                            break
+                    if not met:
+                        continue
+                    await group.reduce(gradient)
+                except TrainerError:
+                    continue
+                if rank == 0:
+                    sums.append(gradient)
+            await asyncio.sleep(100)
+
+        return main
+
+    victim = Life(loop, "trainer-cell-2")
+    victim.begin(member(2, ["k0", "k1"])(victim))
+    victim.strike_at, victim.strike = steps, victim.kill
+
+    def again() -> None:
+        life = Life(loop, "trainer-cell-2", number=1)
+        life.begin(member(2, ["k1"])(life))
+        reborn.append(life)
+
+    victim.at_end(again)
+    survivors = lives(loop, member(0, ["k0", "k1"]), member(1, ["k0", "k1"]))
+    for life in survivors:
+        life.ended.result()
+    # A sum is whole or was not made, and the meeting after the death comes to one.
+    assert all(each == {"m-0": 1, "m-1": 1, "m-2": 1} for each in sums)
+    assert sums
+
+
+def test_a_core_that_dies_takes_its_store(loop: VirtualLoop, world: World) -> None:
+    rendezvous: asyncio.Future[str] = loop.create_future()
+
+    async def core(life: Life) -> None:
+        rendezvous.set_result(WorldGroup(world, life, SCRIPT, host=True).rendezvous)
+        await asyncio.sleep(5)
+
+    async def satellite(life: Life) -> None:
+        group = WorldGroup(world, life, SCRIPT, host=False)
+        where = await rendezvous
+        assert not await group.meet(meeting(1, 2, where), 1.0)
+        with pytest.raises(TrainerError, match="the store is gone"):
+            await group.meet(meeting(1, 2, where), 60.0)
+        with pytest.raises(TrainerError, match="there is no store"):
+            await group.meet(meeting(1, 2, where), 60.0)
+        with pytest.raises(TrainerError, match="in no group"):
+            await group.reduce({})
+
+    for life in lives(loop, core, satellite):
+        life.ended.result()
+
+
+def test_an_exposure_lives_as_long_as_its_process(loop: VirtualLoop, world: World) -> None:
+    said: asyncio.Future[e.WeightsExposed] = loop.create_future()
+
+    async def core(life: Life) -> None:
+        exchange = WorldExchange(world, life, move_s=1)
+        address = await exchange.expose_flat(Flat("w", 4), 4, "join")
+        said.set_result(e.WeightsExposed(version=4, purpose="join", address={"name": address.name}, bytes=64))
+        await asyncio.sleep(10)
+
+    async def satellite(life: Life) -> None:
+        exchange, cell = WorldExchange(world, life, move_s=1), cell_of(world, "cell-1")
+        exposed = await said
+        await exchange.pull(exposed, cell)
+        assert (cell.version, cell.flat_weights().digest) == (4, "w")
+        await asyncio.sleep(20)
+        with pytest.raises(TransportError):
+            await exchange.pull(exposed, cell)
+
+    for life in lives(loop, core, satellite):
+        life.ended.result()
+    assert world.exposures == {}
+
+
+def test_steps_that_added_up_something_else_are_found(world: World) -> None:
+    def event(seq: int, kind: str, entity: str, data: Any) -> Event:
+        return Event(
+            seq=seq, time_us=seq, kind=kind, entity=entity, owner="", instance="", causation=0, id=str(seq), data=data
+        )
+
+    cell = cell_of(world)
+
+    async def train(names: list[int]) -> None:
+        cell.begin_batch()
+        for index in names:
+            await cell.micro_step(micro_step(index, 3 + index))
+        await cell.step()
+
+    def log() -> list[Event]:
+        rows = [RowRef(execution="e-000001.00", draw=0, tokens=9, targets=3)]
+        more = [RowRef(execution="e-000001.01", draw=0, tokens=9, targets=4)]
+        digest = cell.flat_weights().digest
+        zero = GapStats()
+        return [
+            event(1, "micro-step.enqueued", "m-000001.000", _enqueued(0, rows)),
+            event(2, "micro-step.enqueued", "m-000001.001", _enqueued(1, more)),
+            event(3, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=2)),
+            event(4, "batch.stepped", "b-000001", _stepped(zero)),
+        ]
+
+    asyncio.run(train([0, 1]))
+    assert wrong_steps(log(), world.steps) == []
+    for wrong in ([0], [0, 0, 1], [0, 1, 2]):
+        world.steps.clear()
+        cell.version = 0
+        asyncio.run(train(wrong))
+        assert len(wrong_steps(log(), world.steps)) == 1
+    assert "nobody made the step" in wrong_steps(log(), [])[0]
+
+
+def _enqueued(index: int, rows: list[RowRef]) -> e.MicroStepEnqueued:
+    return e.MicroStepEnqueued(batch="b-000001", index=index, blob="", tokens=9, rows=rows)
+
+
+def _stepped(gap: GapStats) -> e.BatchStepped:
+    return e.BatchStepped(
+        step=1,
+        version=1,
+        members=["cell-0"],
+        loss=0.0,
+        grad_norm=1.0,
+        lr=1.0,
+        micro_steps=2,
+        tokens=18,
+        targets=7,
+        executions=2,
+        masked=0,
+        reward=0.0,
+        gap=gap,
+        seconds=1.0,
+    )
