@@ -65,6 +65,8 @@ class PlainView:
             # Steps that an earlier mesh of the run made were shown then.
             self._shown = len(progress.steps)
             self._say(f"run {progress.run}" + (f", {self._shown} steps are made" if self._shown else ""))
+        # Steps that are undone are told again when they are made again.
+        self._shown = min(self._shown, len(progress.steps))
         for step in progress.steps[self._shown :]:
             self._say(step_line(step, progress))
         self._shown = len(progress.steps)

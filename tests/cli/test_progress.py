@@ -173,6 +173,22 @@ def test_steps_of_an_earlier_mesh_are_not_told_again() -> None:
     assert [line.split("  ")[0] for line in lines[1:]] == [f"step {n}/8" for n in range(4, 9)]
 
 
+def test_a_step_that_was_undone_is_told_again() -> None:
+    out = io.StringIO()
+    view, progress = PlainView(out), Progress()
+    said = [
+        event(1, "run.started", "r-test", e.RunStarted(seed=0, config=small_config(), tasks=[], code="test")),
+        event(2, "batch.stepped", "b-000001", stepped(1, 0.5)),
+        event(3, "batch.stepped", "b-000002", stepped(2, 0.5)),
+        event(4, "checkpoint.restored", "r-test", e.CheckpointRestored(version=1, log_sequence=2)),
+        event(5, "batch.stepped", "b-000003", stepped(2, 0.5)),
+    ]
+    for each in said:
+        progress.apply(each)
+        view.update(progress)
+    assert [line.split("  ")[0] for line in out.getvalue().splitlines()[1:]] == ["step 1/8", "step 2/8", "step 2/8"]
+
+
 def test_the_panel_shows_every_cell() -> None:
     rows = dict(panel_rows(projected(recorded(seed=1))))
     assert {"step", "reward", "waterlevel", "cell-0", "cell-1", "cell-2", "staleness", "tokens/s"} <= set(rows)
