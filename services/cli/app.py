@@ -35,6 +35,7 @@ STATE = Path("state")
 @app.command
 def run(
     file: Path,
+    /,
     *,
     overrides: Overrides = None,
     state: State = STATE,
@@ -69,6 +70,7 @@ def run(
 @app.command
 def up(
     file: Path,
+    /,
     *,
     overrides: Overrides = None,
     state: State = STATE,
@@ -151,7 +153,7 @@ def export(
 
 
 @app.command
-def replay(file: Path, *, decider: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
+def replay(file: Path, /, *, decider: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
     """Decide again from an exported log and compare every decision. Exit code 1 when one differs.
 
     Parameters
@@ -167,7 +169,7 @@ def replay(file: Path, *, decider: Annotated[list[str] | None, Flag] = None, jso
 
 
 @app.command
-def check(file: Path, *, invariant: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
+def check(file: Path, /, *, invariant: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
     """Check the invariants of an exported log. Exit code 1 when one is violated.
 
     Parameters
@@ -183,7 +185,7 @@ def check(file: Path, *, invariant: Annotated[list[str] | None, Flag] = None, js
 
 
 @app.command
-def doctor(file: Path | None = None, *, state: State = STATE, json: Json = False) -> int:
+def doctor(file: Path | None = None, /, *, state: State = STATE, json: Json = False) -> int:
     """Check what this machine must have. Exit code 3 when something required is missing.
 
     Parameters
@@ -217,7 +219,7 @@ app.command(cell)
 
 
 @cell.command
-def drain(name: str, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
+def drain(name: str, /, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
     """Empty a cell: it takes nothing new, and what it has moves away as others have room.
 
     Parameters
@@ -231,7 +233,7 @@ def drain(name: str, *, run: Run = None, state: State = STATE, json: Json = Fals
 
 
 @cell.command
-def add(name: str, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
+def add(name: str, /, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
     """Let a cell that was drained serve again.
 
     Parameters
@@ -247,6 +249,7 @@ def add(name: str, *, run: Run = None, state: State = STATE, json: Json = False)
 @app.command
 def bench(
     name: str,
+    /,
     *,
     file: Path = Path("examples/quickstart.toml"),
     seed: Annotated[list[int] | None, Flag] = None,
@@ -287,7 +290,7 @@ def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> in
 
 
 @app.command(name="open")
-def open_(file: Path, *, nats: Nats = "", overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
+def open_(file: Path, /, *, nats: Nats = "", overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
     """Open a run for services that others start, as compose and systemd do; while one is open, say which.
 
     Parameters
@@ -305,6 +308,7 @@ def open_(file: Path, *, nats: Nats = "", overrides: Overrides = None, state: St
 @app.command
 def service(
     name: str,
+    /,
     *,
     run: Annotated[str | None, Parameter(name="--run", env_var="GYRE_RUN")] = None,
     nats: Nats,

@@ -77,6 +77,12 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "state").exists()
 
 
+def test_a_missing_word_is_named_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gyre("run") == 2
+    error = capsys.readouterr().err
+    assert "parameter FILE requires" in error and "--file" not in error
+
+
 def test_an_override_is_checked_too(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gyre("run", config_file, "--set", "cells.cuont=3", "--state", tmp_path / "state") == 2
     assert "cells.count" in capsys.readouterr().err
