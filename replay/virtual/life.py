@@ -114,6 +114,9 @@ class Life:
         for ending in self._endings:
             ending()
         self._endings.clear()
+        if self.ended.done():
+            # Somebody who waited for it was cancelled, and the future with him.
+            return
         if error is None:
             self.ended.set_result(None)
         else:

@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, Handle]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
-        self._now = 0.0
+        self._now = self._delay = 0.0
         self._still_limit = still_limit
         self._running = self._stopping = self._closed = False
         self._unhandled: BaseException | None = None
@@ -153,13 +153,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._running = False
 
     def _run(self) -> None:
-        ready = self._ready
+        ready, limit = self._ready, self._still_limit
         still = 0
         while not self._stopping:
             if not ready:
+                self.steps += still
+                still = 0
                 if not self._pass_time():
                     return
-                still = 0
             handle = ready.popleft()
             if handle._cancelled:
                 continue
@@ -175,7 +176,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                         life.bury(handle)
                         continue
             still += 1
-            if still > self._still_limit:
+            if still > limit:
                 self._name_who_spins(handle)
             try:
                 handle._context.run(handle._callback, *handle._args)
@@ -183,10 +184,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise
             except BaseException as error:
                 raise Unhandled(f"in {name_of(handle._callback)} at {self._now:.6f} s: {error!r}") from error
-            self.steps += 1
             if self._unhandled is not None:
                 unhandled, self._unhandled = self._unhandled, None
                 raise unhandled
+        self.steps += still
 
     def _pass_time(self) -> bool:
         """Move to the next timer and make all that are due ready. False when no timer is left."""
@@ -256,8 +257,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
         handle = Handle(callback, args, copy_context() if context is None else context, self._now)
-        self._ready.append(handle)
+        if self._delay:
+            handle._when += self._delay
+            heapq.heappush(self._timers, (handle._when, next(self._order), handle))
+        else:
+            self._ready.append(handle)
         return handle
+
+    def resolve_later(self, delay: float, future: asyncio.Future[Any], result: object) -> None:
+        """The future is done now, and whoever waits for it goes on `delay` seconds later."""
+        self._delay = delay
+        try:
+            future.set_result(result)
+        finally:
+            self._delay = 0.0
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None

@@ -276,6 +276,44 @@ def bench(
 
 
 @app.command
+def fault(
+    *,
+    seed: Annotated[int | None, Flag] = None,
+    seeds: Annotated[int | None, Flag] = None,
+    first: int = 0,
+    plan: Annotated[Path | None, Flag] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    jobs: int = 1,
+    plans: Path = Path("state/fault"),
+    json: Json = False,
+) -> int:
+    """Run the whole mesh under a virtual clock with faults from a seed, and check every invariant.
+
+    Parameters
+    ----------
+    seed
+        One run: print what struck it and what was violated.
+    seeds
+        Many runs, from the seed `first` on; each that violates something is made small.
+    first
+        First of many seeds.
+    plan
+        Run a plan that was written before.
+    output
+        Write the log of the one run to this file.
+    jobs
+        Processes that share the seeds; 0 takes one for each core.
+    plans
+        Folder for the plans of what fails.
+    """
+    from services.cli.fault_command import fault_command
+
+    return fault_command(
+        seed=seed, seeds=seeds, first=first, plan=plan, output=output, jobs=jobs, plans=plans, json=json
+    )
+
+
+@app.command
 def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> int:
     """Print the table of event kinds; with --json, the JSON schema of their data.
 

@@ -11,6 +11,7 @@ Invariants of the face
 
 from __future__ import annotations
 
+import functools
 import re
 from types import TracebackType
 from typing import Protocol, Self
@@ -30,7 +31,7 @@ PUBLISH_DEADLINE_S = 30.0
 """Seconds after which a publish without an answer gives up; well inside the duplicate window."""
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_TOKEN = re.compile(r"[^\s.*>]+")
+_SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -171,17 +172,22 @@ def check_run(run: str) -> str:
 
 def check_subject(subject: str) -> str:
     """Raises BusError unless `subject` is a literal subject: non-empty tokens, no wildcard, no space."""
-    if not all(_TOKEN.fullmatch(token) for token in subject.split(".")):
+    if not _SUBJECT.fullmatch(subject):
         raise BusError(
             f"{subject!r} is not a subject to publish to", remedy="use non-empty tokens without spaces, '*' and '>'"
         )
     return subject
 
 
+@functools.lru_cache(maxsize=256)
+def _is_header_name(name: str) -> bool:
+    return _HEADER_NAME.fullmatch(name) is not None and not name.startswith("Nats-")
+
+
 def check_headers(headers: dict[str, str]) -> dict[str, str]:
     """Raises BusError for headers that would not come back as they were given."""
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or name.startswith("Nats-"):
+        if not _is_header_name(name):
             raise BusError(f"{name!r} cannot be the name of a header", remedy="use a token that isn't one of Nats-*")
         if value != value.strip() or not value.isprintable():
             raise BusError(f"the header {name} cannot hold {value!r}", remedy="percent-encode the value")

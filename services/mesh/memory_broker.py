@@ -15,6 +15,7 @@ What a server does to its clients as a whole, measured on nats-server 2.15:
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Callable
 from typing import Protocol
 
 from schemas.errors import BusError
@@ -57,7 +58,10 @@ class SubjectTree:
         node = self
         for token in subject.split("."):
             node.below = seq
-            node = node.children.setdefault(token, SubjectTree())
+            child = node.children.get(token)
+            if child is None:
+                child = node.children[token] = SubjectTree()
+            node = child
         node.here = seq
 
     def last(self, tokens: list[str]) -> int:
@@ -81,6 +85,8 @@ class MemoryStream:
         self.messages: list[Stored | None] = []
         self.waiting: dict[Waiting, None] = {}
         """In the order in which they began to wait."""
+        self.on_store: Callable[[Stored], None] | None = None
+        """Called with each message that is stored, before any reader sees it."""
         self._clock = clock
         self._prefixes = tuple(each[:-1] for each in subjects if each.endswith(".>"))
         self._tree = SubjectTree()
@@ -115,9 +121,12 @@ class MemoryStream:
         if known is not None:
             return known[0]
         seq = len(self.messages) + 1
-        self.messages.append(Stored(seq=seq, subject=subject, time_us=now, headers=headers, data=data))
+        stored = Stored(seq=seq, subject=subject, time_us=now, headers=headers, data=data)
+        self.messages.append(stored)
         self._tree.add(subject, seq)
         self._ids[headers[face.MSG_ID]] = (seq, now)
+        if self.on_store is not None:
+            self.on_store(stored)
         self.wake_readers()
         return seq
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Self, TypeVar
 
 from schemas import streams
-from schemas.errors import BusError
+from schemas.errors import BusError, EnvironmentMissing
 from services.mesh import bus as face
 from services.mesh import publishing
 from services.mesh.bus import PUBLISH_DEADLINE_S, Stored
@@ -53,8 +53,9 @@ class MemoryBus:
         self.broker, self.run, self.name = broker, face.check_run(run), name
         self.line = line or Line()
         self.publish_fate: Callable[[str, str], PublishFate] = always_answered
-        self.delivery_fate: Callable[[Stored], DeliveryFate] = always_once
+        self._delivery_fate: Callable[[Stored], DeliveryFate] = always_once
         self.closed = False
+        self.up = self.smooth = broker.up
         self._up = asyncio.Event()
         if broker.up:
             self._up.set()
@@ -74,16 +75,24 @@ class MemoryBus:
         await self.close()
 
     @property
-    def up(self) -> bool:
-        return self._up.is_set()
+    def delivery_fate(self) -> Callable[[Stored], DeliveryFate]:
+        return self._delivery_fate
+
+    @delivery_fate.setter
+    def delivery_fate(self, fate: Callable[[Stored], DeliveryFate]) -> None:
+        self._delivery_fate = fate
+        self.smooth = self.up and fate is always_once
 
     def disconnect(self) -> None:
         """Fault: cuts this bus off; what is asked has no answer, publishes wait, readers fall silent."""
+        self.up = self.smooth = False
         self._up.clear()
         for answer in list(self._asking):
             _fail(answer, Unanswered("the connection was lost"))
 
     def reconnect(self) -> None:
+        self.up = True
+        self.smooth = self._delivery_fate is always_once
         self._up.set()
         for reader in self._readers:
             reader.restart()
@@ -92,6 +101,8 @@ class MemoryBus:
         """Fault: writes that were held back reach the broker now. Returns how many different ones it has now."""
         late, self._late = self._late, []
         stored: set[object] = set()
+        if not self.broker.up or self.broker.full:
+            late.clear()
         for write in late:
             try:
                 stored.add(write())
@@ -140,38 +151,31 @@ class MemoryBus:
         return await self._write(lambda: known.store(subject, data, headers), fate, timeout_s)
 
     async def _write(self, write: Callable[[], T], fate: PublishFate, timeout_s: float) -> T:
-        """One request that changes something: `write` runs at the broker, whatever becomes of us meanwhile."""
+        """One request that changes something. `write` happens though we may be gone before we hear of it."""
         loop, line, broker = asyncio.get_running_loop(), self.line, self.broker
+        if not line.way_s:
+            await asyncio.sleep(0)
         answer: asyncio.Future[T] = loop.create_future()
-
-        def arrive() -> None:
-            if not broker.up or broker.full:
-                silence("no answer")
-                return
+        self._asking[answer] = None
+        why = f"publish {fate.value}" if fate is not PublishFate.ANSWERED else ""
+        if fate is PublishFate.LATE:
+            self._late.append(write)
+        elif broker.full:
+            why = "no answer"
+        elif fate is not PublishFate.LOST:
+            # It is sent, so it arrives. The answer takes both ways.
             try:
                 result = write()
             except Exception as error:
-                if fate is PublishFate.ANSWERED:
-                    _fail(answer, error)
+                if not why:
+                    loop.call_later(2 * line.way_s, _fail, answer, error)
             else:
-                if fate is PublishFate.ANSWERED and not answer.done():
+                if not why and line.way_s:
+                    line.carry(2 * line.way_s, answer, result)
+                elif not why:
                     answer.set_result(result)
-
-        def silence(why: str) -> None:
-            left = max(0.0, sent_at + timeout_s - loop.time()) if line.sits_out else 0.0
-            loop.call_later(left, _fail, answer, Unanswered(why), context=broker.context)
-
-        sent_at = loop.time()
-        self._asking[answer] = None
-        if fate in (PublishFate.ANSWERED, PublishFate.ACK_LOST):
-            if line.way_s:
-                loop.call_later(line.way_s, arrive, context=broker.context)
-            else:
-                loop.call_soon(arrive, context=broker.context)
-        elif fate is PublishFate.LATE:
-            self._late.append(write)
-        if fate is not PublishFate.ANSWERED:
-            silence(f"publish {fate.value}")
+        if why:
+            loop.call_later(timeout_s if line.sits_out else 0.0, _fail, answer, Unanswered(why))
         try:
             return await answer
         finally:
@@ -266,9 +270,16 @@ class MemoryBus:
             reader.end()
         self._readers.clear()
 
+    async def connected(self, timeout_s: float) -> None:
+        """Waits for the broker, as a service does that starts. Raises EnvironmentMissing."""
+        try:
+            await self._connected(timeout_s)
+        except Unanswered:
+            raise EnvironmentMissing(f"no event bus answered within {timeout_s:g} s", where=self.name) from None
+
     async def _connected(self, timeout_s: float) -> None:
         self._check_open()
-        if self._up.is_set():
+        if self.up:
             return
         try:
             async with asyncio.timeout(timeout_s):
@@ -282,12 +293,9 @@ class MemoryBus:
         deadline = loop.time() + ASK_DEADLINE_S
         self._check_open()
         while (left := deadline - loop.time()) > 0:
-            await asyncio.sleep(way_s)
             if self.up:
                 answer = question()
-                if not way_s:
-                    return answer
-                await asyncio.sleep(way_s)
+                await asyncio.sleep(2 * way_s)
                 if self.up:
                     return answer
             try:

