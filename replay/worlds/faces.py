@@ -33,6 +33,9 @@ class Network(Protocol):
     def listen(self, name: str, handlers: Handlers, *, port: int = 0) -> str:
         """The url of the running life. Raises OSError when the port is taken."""
 
+    def listens(self, url: str) -> bool:
+        """Whether a life listens at the address now."""
+
     async def ask(self, url: str, path: str, *args: Any) -> Any:
         """What the handler at `path` returns. Raises ConnectionError."""
 

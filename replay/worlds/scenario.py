@@ -47,7 +47,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         },
         "harness": {"command": ["true"], "timeout_s": pace * 14_400, "overall_timeout_s": pace * 28_800},
         "proxy": {"grace_s": pace * draw.choice((0.0, 30.0)), "max_new_tokens": 8},
-        "rollout": {"context_length": 4096, "drain_s": pace * 5},
+        "rollout": {"context_length": 4096, "drain_s": pace * 5, "lost_s": pace * draw.choice((900, 1800))},
         "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
         "packer": {
             "T": draw.choice((40, 80, 160)),
@@ -56,6 +56,6 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         },
         "trajectories": {"J_max": draw.choice((1, 5)), "advantage": draw.choice(("mean_std", "mean"))},
         "eval": {"path": "held-out", "every": draw.choice((0, 0, 2)), "executions": 2},
-        "trainer": {"keep_checkpoints": 2},
+        "trainer": {"keep_checkpoints": 2, "lost_s": pace * draw.choice((900, 1800))},
     }
     return from_tree(tree, where=f"seed {seed}")

@@ -26,6 +26,7 @@ Service = Literal["rollout", "trainer"]
 PROBE_S = 5.0
 """Longest wait for one answer."""
 PERIOD_S = 2.0
+"""Least time between two looks; where more silence is allowed, it is a thirtieth of that."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,9 @@ class Tenancy(msgspec.Struct, kw_only=True):
         return [
             self.tenants[cell]
             for cell in sorted(self.holders, key=cell_index)
-            if self.holders[cell] == self.service and cell in self.tenants and self.tenants[cell].process not in self.lost
+            if self.holders[cell] == self.service
+            and cell in self.tenants
+            and self.tenants[cell].process not in self.lost
         ]
 
 
@@ -96,7 +99,7 @@ class Watch:
         self.tenancy.fold(event)
 
     async def run(self) -> None:
-        period = min(PERIOD_S, self._lost_s / 10)
+        period = min(max(PERIOD_S, self._lost_s / 30), self._lost_s / 10)
         while True:
             await self._look()
             await asyncio.sleep(period)

@@ -84,6 +84,9 @@ class PlainNetwork:
         life.at_end(lambda: self._listeners.pop(url, None) and None)
         return url
 
+    def listens(self, url: str) -> bool:
+        return url in self._listeners
+
     async def ask(self, url: str, path: str, *args: Any) -> Any:
         await asyncio.sleep(0)
         if url not in self._listeners:
