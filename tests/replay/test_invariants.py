@@ -470,6 +470,19 @@ def test_laws_of_records_are_skipped_without_them() -> None:
     assert [bool(each.skipped) for each in report.checked] == [True, True, True]
 
 
+def test_an_engine_that_starts_again_while_its_cell_trains_serves_nothing_old() -> None:
+    """It joins with the version it starts from, and serves when it has acquired the newest."""
+    log = good()
+    back = [index for index, event in enumerate(log) if moved("rollout", "decided")(event)][-1]
+    joined = next(event for event in log if event.kind == "cell.joined" and event.entity == log[back].entity)
+    again = msgspec.structs.replace(joined, id="again", data=msgspec.structs.replace(joined.data, version=0))
+    assert check(renumbered([*log[: back + 1], again, *log[back + 1 :]]), only=["weights_in_order"]).violations == []
+    served = max(index for index, event in enumerate(log) if event.kind == "weights.published")
+    again = msgspec.structs.replace(again, entity=log[served].entity)
+    [violation] = check(renumbered([*log[: served + 1], again]), only=["weights_in_order"]).violations
+    assert "serves version 0 after" in violation.what
+
+
 def test_events_of_a_later_version_are_passed_over() -> None:
     unknown = msgspec.structs.replace(good()[0], kind="cell.sang", seq=-1, id="x", data=msgspec.Raw(b"{}"))
     log = renumbered([*good()[:5], unknown, *good()[5:]])
