@@ -49,7 +49,9 @@ class Conflict(BusError):
 
 
 class Fenced(BusError):
-    """Another instance of this decider is publishing: this one must stop."""
+    """Another instance of this decider is publishing: this one must stop, and let it."""
+
+    exit_code = 4
 
 
 class LogBroken(BusError):

@@ -214,7 +214,7 @@ def resume(*, run: Run = None, state: State = STATE, json: Json = False) -> int:
     return resume_command(run, state=state, json=json)
 
 
-cell = App(name="cell", help="Take a cell out of service, or back in.")
+cell = App(name="cell", help="Take a cell out of service, back in, or add one.")
 app.command(cell)
 
 
@@ -233,13 +233,13 @@ def drain(name: str, /, *, run: Run = None, state: State = STATE, json: Json = F
 
 
 @cell.command
-def add(name: str, /, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
-    """Let a cell that was drained serve again.
+def add(name: str | None = None, /, *, run: Run = None, state: State = STATE, json: Json = False) -> int:
+    """Add one more cell to the run, or let one that was drained serve again.
 
     Parameters
     ----------
     name
-        The cell.
+        The cell that was drained; left out, the next one after those that the run has.
     """
     from services.cli.operator_commands import add_command
 

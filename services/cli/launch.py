@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ import msgspec
 
 from schemas import ids, streams
 from schemas.config import Config
-from schemas.errors import EnvironmentMissing, GyreError
+from schemas.errors import EnvironmentMissing, Fenced, GyreError
 from schemas.events import RunStarted
 from schemas.units import TaskRef
 from services.cli.chaos import Chaos
 from services.cli.figures import Summary, summarize
 from services.cli.places import Places
-from services.cli.plan import service_specs
+from services.cli.plan import added_specs, service_specs
 from services.cli.preflight import code_identity
 from services.cli.progress import Progress
 from services.cli.resuming import open_run
@@ -55,6 +55,10 @@ GRACE_S = 10.0
 SERVER_RESTARTS = 5
 Plan = Callable[[str, str], list[Spec]]
 """(run, url of the bus) to the services to start."""
+
+
+Grow = Callable[[str], Awaitable[None]]
+"""Starts the services of a cell that was added to the run, before or now."""
 
 
 class GivenUp(GyreError):
@@ -137,13 +141,14 @@ async def launch(
                 )
                 progress = Progress()
                 specs = (plan or _plan(config, places, here))(run, url)
+                grow = _grow(config, places, here, run, url, supervisor) if plan is None else None
                 chaos = None
                 if chaos_seed is not None:
                     names = [spec.name for spec in specs]
                     chaos = Chaos(seed=chaos_seed, config=config, services=names, own_bus=server is not None)
                 failure: GyreError | None = None
                 try:
-                    await _follow(bus, run, supervisor, specs, server, progress, stops, view, settle_s, chaos)
+                    await _follow(bus, run, supervisor, specs, server, progress, stops, view, settle_s, chaos, grow)
                 except GyreError as error:
                     failure = error
                 finally:
@@ -167,6 +172,14 @@ async def launch(
 
 def _plan(config: Config, places: Places, here: Path) -> Plan:
     return lambda run, url: service_specs(config, run=run, url=url, state=places.root, here=here)
+
+
+def _grow(config: Config, places: Places, here: Path, run: str, url: str, supervisor: Supervisor) -> Grow:
+    async def grow(cell: str) -> None:
+        for spec in added_specs(config, cell, run=run, url=url, state=places.root, here=here):
+            await supervisor.start(spec)
+
+    return grow
 
 
 @contextlib.asynccontextmanager
@@ -219,8 +232,9 @@ async def _follow(
     view: View,
     settle_s: float,
     chaos: Chaos | None,
+    grow: Grow | None,
 ) -> None:
-    reader = asyncio.create_task(_read(bus, run, progress, view, settle_s, chaos))
+    reader = asyncio.create_task(_read(bus, run, progress, view, settle_s, chaos, grow))
     tick = asyncio.create_task(_tick(supervisor, server, view, SERVER_RESTARTS + (chaos is not None)))
     asked = asyncio.create_task(stops.asked.wait())
     tasks: list[asyncio.Task[Any]] = [reader, tick, asked]
@@ -251,7 +265,15 @@ async def _settle(reader: asyncio.Task[None], settle_s: float) -> None:
             await reader
 
 
-async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: float, chaos: Chaos | None) -> None:
+async def _read(
+    bus: Bus,
+    run: str,
+    progress: Progress,
+    view: View,
+    settle_s: float,
+    chaos: Chaos | None,
+    grow: Grow | None,
+) -> None:
     """Until the run is finished and no harness runs any more."""
     overdue: float | None = None
     past = await bus.last_seq(streams.log_stream(run))
@@ -271,6 +293,8 @@ async def _read(bus: Bus, run: str, progress: Progress, view: View, settle_s: fl
             # What an earlier mesh did is shown at once.
             if event.seq >= past:
                 view.update(progress)
+            if event.kind == "cell.added" and grow is not None:
+                await grow(event.entity)
             if chaos is not None:
                 chaos.observe(event)
 
@@ -297,6 +321,7 @@ def _tell(view: View, process: Process) -> None:
     if process.state == "waiting":
         # Killed by a signal, it had no say.
         said = last_line(Path(process.log)) if (process.exit_code or 0) > 0 else ""
-        view.note(f"{process.name} ended with {process.exit_code}{f' ({said})' if said else ''}; it starts again")
+        then = "it looks again later" if process.exit_code == Fenced.exit_code else "it starts again"
+        view.note(f"{process.name} ended with {process.exit_code}{f' ({said})' if said else ''}; {then}")
     elif process.state == "running" and process.restarts:
         view.note(f"{process.name} runs again (pid {process.pid})")

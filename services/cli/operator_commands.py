@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from schemas import events as e
-from schemas import ids
+from schemas import ids, streams
 from schemas.errors import ConfigError, GyreError
 from schemas.units import Value
 from services.cli.logs import open_log
@@ -33,8 +33,14 @@ def drain_command(cell: str, run: str | None, *, state: Path, json: bool) -> int
     return _tell(run, "cell.withdrawn", cell, e.CellWithdrawn(by=WHO), state=state, json=json)
 
 
-def add_command(cell: str, run: str | None, *, state: Path, json: bool) -> int:
-    return _tell(run, "cell.reinstated", cell, e.CellReinstated(by=WHO), state=state, json=json)
+def add_command(cell: str | None, run: str | None, *, state: Path, json: bool) -> int:
+    """A cell that the run knows serves again; the next one after them, which is meant without a name, is added."""
+    places = Places(state)
+    chosen = places.chosen(run)
+    added, next_cell = asyncio.run(_is_new(places, chosen, cell))
+    if added:
+        return _tell(chosen, "cell.added", next_cell, e.CellAdded(by=WHO), state=state, json=json)
+    return _tell(chosen, "cell.reinstated", cell, e.CellReinstated(by=WHO), state=state, json=json)
 
 
 def _tell(run: str | None, kind: str, cell: str | None, data: Value, *, state: Path, json: bool) -> int:
@@ -50,22 +56,40 @@ def _tell(run: str | None, kind: str, cell: str | None, data: Value, *, state: P
 
 async def _publish(places: Places, run: str, kind: str, cell: str | None, data: Value) -> int:
     async with open_log(places, run) as bus:
-        await _check(bus, run, cell, withdraw=kind == "cell.withdrawn")
+        await _check(bus, run, cell, kind)
         operator = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
         return await operator.say(kind, cell or run, data, id=f"{run}.{kind}.{uuid.uuid4().hex}")
 
 
-async def _check(bus: Bus, run: str, cell: str | None, *, withdraw: bool) -> None:
-    """A wish that nobody could follow is an error, not an event."""
-    from schemas import streams
+async def _is_new(places: Places, run: str, cell: str | None) -> tuple[bool, str]:
+    """Whether that is the cell after those that the run has, and which that is."""
+    async with open_log(places, run) as bus:
+        next_cell = ids.cell_id(len(await _cells(bus, run)))
+    return cell in (None, next_cell), next_cell
 
+
+async def _cells(bus: Bus, run: str) -> list[str]:
+    """The cells that belong to the run: the configured ones, and those added since."""
+    known = [ids.cell_id(index) for index in range((await read_started(bus, run)).config.cells.count)]
+    while await _was_added(bus, run, next_cell := ids.cell_id(len(known))):
+        known.append(next_cell)
+    return known
+
+
+async def _was_added(bus: Bus, run: str, cell: str) -> bool:
+    subject = streams.subject(run, "operator", "cell.added", cell)
+    return await bus.last_for(streams.log_stream(run), subject) is not None
+
+
+async def _check(bus: Bus, run: str, cell: str | None, kind: str) -> None:
+    """A wish that nobody could follow is an error, not an event."""
     if await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.{run}.finished") is not None:
         raise GyreError(f"run {run} is over", remedy="name a run that is going on")
-    if cell is None:
+    if cell is None or kind == "cell.added":
         return
-    count = (await read_started(bus, run)).config.cells.count
-    known = [ids.cell_id(index) for index in range(count)]
+    known = await _cells(bus, run)
     if cell not in known:
-        raise ConfigError(f"no cell {cell!r} in run {run}", remedy=f"choose from {', '.join(known)}")
-    if withdraw and cell == known[0]:
+        more = f"; the next one to add is {ids.cell_id(len(known))}" if kind == "cell.reinstated" else ""
+        raise ConfigError(f"no cell {cell!r} in run {run}", remedy=f"choose from {', '.join(known)}{more}")
+    if kind == "cell.withdrawn" and cell == known[0]:
         raise ConfigError(f"{cell} is the core: without it nothing is trained", remedy="pause the run instead")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
+
 from schemas.config import Config
-from schemas.ids import cell_id
+from schemas.ids import cell_id, cell_index
 from services.mesh.supervise import Spec
 
 SERVICES = ("scheduler", "proxy", "harness", "rollout", "evaluator", "trajectories", "packer", "trainer")
@@ -44,6 +46,16 @@ def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path
     specs += [spec("rollout", config.rollout.threads, cell_id(index)) for index in range(config.cells.count)]
     specs += [spec("trainer", config.trainer.threads, cell_id(index)) for index in range(config.cells.trainable)]
     return [*specs, spec("evaluator"), spec("proxy"), spec("harness")]
+
+
+def added_specs(config: Config, cell: str, *, run: str, url: str, state: Path, here: Path) -> list[Spec]:
+    """What a cell beyond the configured ones consists of: its engine, and a trainer where it may train."""
+    cells = config.cells
+    count = cell_index(cell) + 1
+    grown = msgspec.structs.replace(cells, count=count, trainable=cells.trainers(count - cells.count))
+    all_of_it = msgspec.structs.replace(config, cells=grown)
+    specs = service_specs(all_of_it, run=run, url=url, state=state, here=here)
+    return [spec for spec in specs if spec.name in (f"rollout-{cell}", f"trainer-{cell}")]
 
 
 def _environment(threads: int) -> dict[str, str]:

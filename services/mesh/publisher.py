@@ -11,11 +11,30 @@ import asyncio
 
 from schemas import streams
 from schemas.errors import Conflict, Fenced
+from schemas.events import ServiceJoined
 from schemas.kinds import KINDS
 from schemas.units import Value
 from services.mesh import codec
 from services.mesh.bus import Bus
 from services.mesh.clock import Clock
+
+
+async def newest_process(bus: Bus, run: str, instance: str) -> ServiceJoined | None:
+    """What the process of this instance that started last said of itself; None when there was none."""
+    owner = instance.partition("-cell-")[0]
+    subject = streams.subject(run, owner, "service.joined", instance)
+    found = await bus.last_for(streams.log_stream(run), subject)
+    data = codec.decode(found).data if found is not None else None
+    return data if isinstance(data, ServiceJoined) else None
+
+
+def fenced(service: str, run: str, other: ServiceJoined | None) -> Fenced:
+    where = f" at {other.url}, process {other.pid}" if other is not None else ""
+    return Fenced(
+        f"another instance of the {service} runs{where}",
+        where=f"run {run}",
+        remedy=f"a run has one {service}: end one of the two; this one ends now and looks again later",
+    )
 
 
 class Publisher:
@@ -79,11 +98,7 @@ class Publisher:
             except Conflict:
                 if self._fence is None or claim is not None:
                     raise
-                raise Fenced(
-                    f"another {self.owner} publishes in run {self.run}",
-                    where=id,
-                    remedy=f"run one {self.owner} only; this one stops",
-                ) from None
+                raise fenced(self.owner, self.run, await newest_process(self._bus, self.run, self.instance)) from None
             if self._fence is not None:
                 self._fence = max(self._fence, seq)
         return seq

@@ -28,8 +28,10 @@ from services.mesh.clock import Clock, SystemClock
 from services.mesh.codec import decode
 from services.mesh.health import Health, HealthFace
 from services.mesh.host import own_host
-from services.mesh.publisher import Publisher
+from services.mesh.publisher import Publisher, fenced, newest_process
 
+ALONE_S = 2.0
+"""How long another instance may take to answer."""
 Serve = Callable[["Context"], Awaitable[None]]
 
 
@@ -176,6 +178,14 @@ async def run_service(serve: Serve, context: Context) -> int:
         await context.health.stop()
         await context.bus.close()
     return code
+
+
+async def alone(context: Context) -> None:
+    """For a service that decides, before it joins: raises Fenced while another instance of it answers, so that two
+    don't displace each other for ever. One that doesn't answer is displaced: it is gone, or will find out."""
+    other = await newest_process(context.bus, context.run, context.instance)
+    if other is not None and await context.health.answers(other.url, context.instance, timeout_s=ALONE_S):
+        raise fenced(context.service, context.run, other)
 
 
 async def announce(context: Context, *, port: int = 0) -> str:

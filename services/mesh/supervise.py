@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from schemas.errors import EnvironmentMissing, GyreError
+from schemas.errors import EnvironmentMissing, Fenced, GyreError
 from services.mesh.processes import (
     Mesh,
     Process,
@@ -62,10 +62,17 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """A process that lived shorter failed quickly; a longer life forgets the failures before."""
     limit: int = 5
     """Quick failures in a row after which the service is given up."""
+    fenced_s: float = 10.0
+    """First pause of a service that another instance of it displaced: it is not needed, unless that one ends."""
+    fenced_most_s: float = 120.0
 
     def delay(self, failures: int) -> float:
         """Seconds to wait after this many quick failures in a row."""
         return float(min(self.most_s, self.first_s * self.factor ** max(0, failures - 1)))
+
+    def fenced_delay(self, times: int) -> float:
+        """Seconds to wait after it was displaced this many times in a row."""
+        return float(min(self.fenced_most_s, self.fenced_s * self.factor ** max(0, times - 1)))
 
 
 OnChange = Callable[[Process], None]
@@ -196,7 +203,7 @@ class Supervisor:
         return self._mesh.peak_rss_bytes
 
     async def _keep(self, spec: Spec) -> None:
-        entry, failures = self._entries[spec.name], 0
+        entry, failures, fenced = self._entries[spec.name], 0, 0
         try:
             while True:
                 began = time.monotonic()
@@ -209,7 +216,10 @@ class Supervisor:
                 if code == 0 and not spec.lasting:
                     self._set(entry, "done")
                     return
-                if spec.name in self._excused:
+                if code == Fenced.exit_code:
+                    # Starting at once would displace the other instance in turn, and so on for ever.
+                    fenced += 1
+                elif spec.name in self._excused:
                     self._excused.discard(spec.name)
                 else:
                     self.crashes += 1
@@ -217,8 +227,10 @@ class Supervisor:
                 if failures >= self.backoff.limit:
                     self._give_up(entry, failures)
                     return
+                if code != Fenced.exit_code:
+                    fenced = 0
                 self._set(entry, "waiting")
-                await asyncio.sleep(self.backoff.delay(failures))
+                await asyncio.sleep(self.backoff.fenced_delay(fenced) if fenced else self.backoff.delay(failures))
                 if spec.name in self._stopping:
                     return
                 entry.restarts += 1

@@ -5,7 +5,7 @@ LOG ── shell(Packer) ── materialiser ─> BLOBS ──> group.claimed, m
 
 from __future__ import annotations
 
-from services.mesh.service import Context, announce
+from services.mesh.service import Context, alone, announce
 from services.mesh.shell import Shell
 from services.packer.core.packing import Packer, fill_share
 from services.packer.materialiser import Materialiser
@@ -33,5 +33,6 @@ async def serve(context: Context) -> None:
     health.gauge("gyre_packer_padding_tokens", "Tokens in arrays beyond the rows'", lambda: materialiser.padding)
     health.gauge("gyre_packer_micro_steps_made", "Micro-steps made by this process", lambda: materialiser.made)
     health.gauge("gyre_packer_unclaimed", "Micro-steps that wait for a cell", unclaimed)
+    await alone(context)
     await announce(context)
     await shell.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from services.mesh.liveness import Watch
-from services.mesh.service import Context, announce
+from services.mesh.service import Context, alone, announce
 from services.mesh.shell import Shell
 from services.scheduler.core.state import State, ready_unclaimed, served_capacity
 from services.scheduler.decider import Scheduler
@@ -21,6 +21,7 @@ async def serve(context: Context) -> None:
     health.gauge("gyre_capacity", "C_R: executions that can be served", lambda: _capacity(driver.state))
     health.gauge("gyre_ready_groups", "Groups ready and unclaimed", lambda: len(ready_unclaimed(driver.state)))
     health.gauge("gyre_input_sequence", "Last LOG sequence fed to the decider", lambda: driver.position)
+    await alone(context)
     await announce(context)
     watch = Watch(context, service="rollout", lost_s=context.config.rollout.lost_s)
     tasks = [asyncio.create_task(each) for each in (shell.run(), _feed(context, watch), _look(shell, watch))]

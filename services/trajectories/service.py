@@ -18,7 +18,7 @@ from aiohttp import web
 from sqlalchemy import URL
 
 from services.mesh.environment import fill
-from services.mesh.service import Context, announce
+from services.mesh.service import Context, alone, announce
 from services.mesh.shell import Shell
 from services.trajectories.core.outcome import Outcome
 from services.trajectories.freezer import Freezer
@@ -75,6 +75,7 @@ async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open
     context.health.gauge("gyre_trees_frozen", "Trees frozen by this process", lambda: freezer.count)
     context.health.gauge("gyre_records_broken", "Seals that RECORDS did not keep", lambda: freezer.broken)
     context.health.gauge("gyre_projection_position", "LOG sequence in the database", lambda: projection.position)
+    await alone(context)
     await announce(context)
     try:
         await _all(shell.run(), freeze(), project())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas import events as e
@@ -15,6 +16,7 @@ from schemas.errors import ConfigError, GyreError
 from schemas.units import Value
 from services.cli import operator_commands as operator
 from services.cli.places import Places
+from services.cli.plan import added_specs
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
@@ -59,6 +61,10 @@ async def test_every_wish_is_an_event(opened: Path) -> None:
         lambda: operator.drain_command("cell-2", RUN, state=opened, json=True),
         lambda: operator.add_command("cell-2", RUN, state=opened, json=False),
         lambda: operator.pause_command(RUN, state=opened, json=True),
+        lambda: operator.add_command(None, RUN, state=opened, json=True),
+        lambda: operator.add_command("cell-4", RUN, state=opened, json=True),
+        lambda: operator.drain_command("cell-4", RUN, state=opened, json=True),
+        lambda: operator.add_command("cell-4", RUN, state=opened, json=True),
     ):
         assert await asyncio.to_thread(command) == 0
     assert (await kinds(opened))[1:] == [
@@ -67,7 +73,21 @@ async def test_every_wish_is_an_event(opened: Path) -> None:
         ("cell.withdrawn", "cell-2"),
         ("cell.reinstated", "cell-2"),
         ("run.paused", RUN),
+        ("cell.added", "cell-3"),
+        ("cell.added", "cell-4"),
+        ("cell.withdrawn", "cell-4"),
+        ("cell.reinstated", "cell-4"),
     ]
+
+
+def test_an_added_cell_is_an_engine_and_a_trainer_where_all_cells_train(config: Config, tmp_path: Path) -> None:
+    def added(trainable: int) -> list[str]:
+        cells = msgspec.structs.replace(config.cells, count=3, trainable=trainable)
+        grown = msgspec.structs.replace(config, cells=cells)
+        return [spec.name for spec in added_specs(grown, "cell-4", run=RUN, url="", state=tmp_path, here=tmp_path)]
+
+    assert added(3) == ["rollout-cell-4", "trainer-cell-4"]
+    assert added(2) == ["rollout-cell-4"]
 
 
 async def test_a_wish_that_nobody_can_follow_is_an_error(opened: Path) -> None:

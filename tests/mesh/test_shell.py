@@ -196,7 +196,7 @@ async def test_a_second_instance_loses_and_says_so(bus: MemoryBus, clock: Virtua
         await usurper.take_fence()
         await usurper.say("timer.fired", "t-x-000001", e.TimerFired(purpose="x"), id="usurped")
         await start_executions(bus, clock, range(1, 2))
-        with pytest.raises(Fenced, match="another scheduler"):
+        with pytest.raises(Fenced, match="another instance of the scheduler"):
             await first
 
 

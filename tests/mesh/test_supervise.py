@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from schemas.errors import EnvironmentMissing, GyreError
+from schemas.errors import EnvironmentMissing, Fenced, GyreError
 from services.mesh.processes import Process, is_alive, last_line, read_mesh
 from services.mesh.supervise import Backoff, Spec, Supervisor
 
 SCRIPT = Path(__file__).with_name("scripted_service.py")
-QUICK = Backoff(first_s=0.01, most_s=0.02, limit=3)
+QUICK = Backoff(first_s=0.01, most_s=0.02, limit=3, fenced_s=0.01, fenced_most_s=0.02)
 
 
 class Watch:
@@ -113,6 +113,14 @@ async def test_an_end_of_our_own_doing_is_no_failure(bench: Bench, tmp_path: Pat
         os.kill(bench.entry("one").pid, signal.SIGKILL)
     await bench.lines(tmp_path / "notes", 2 * QUICK.limit)
     assert not bench.supervisor.failed.done()
+
+
+async def test_a_service_that_another_instance_displaced_is_never_given_up(bench: Bench, tmp_path: Path) -> None:
+    await bench.start("one", "note", tmp_path / "notes", "here", "exit", Fenced.exit_code, lasting=True)
+    await bench.lines(tmp_path / "notes", 2 * QUICK.limit)
+    assert not bench.supervisor.failed.done()
+    backoff = Backoff()
+    assert [backoff.fenced_delay(times) for times in (1, 2, 3, 9)] == [10.0, 20.0, 40.0, 120.0]
 
 
 async def test_a_program_that_does_not_exist_is_refused_at_once(bench: Bench) -> None:
