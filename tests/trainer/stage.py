@@ -28,7 +28,14 @@ RUN = "r-trainer"
 
 class Stage:
     def __init__(
-        self, bus: Bus, tmp: Path, build: Callable[[Context], Cell], *, trainable: int = 1, run: str = RUN
+        self,
+        bus: Bus,
+        tmp: Path,
+        build: Callable[[Context], Cell],
+        *,
+        trainable: int = 1,
+        run: str = RUN,
+        lost_s: float = 60.0,
     ) -> None:
         tree = {
             "name": "t",
@@ -37,6 +44,7 @@ class Stage:
             "cells": {"trainable": trainable},
             "scheduler": {"N": 4, "B": 2, "mu": 2, "phi": 0.0},
             "rollout": {"transport": "shared-memory"},
+            "trainer": {"lost_s": lost_s},
         }
         self.bus, self.clock, self.build = bus, SystemClock(), build
         self.started = RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test")
@@ -76,6 +84,10 @@ class Stage:
         released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=1)
         await self.say("rollout", "cell.role-transition", cell, released)
 
+    async def put_out(self, cell: str) -> None:
+        failed = e.CellRoleTransition(phase="failed", source="train", target="rollout", epoch=1)
+        await self.say("scheduler", "cell.role-transition", cell, failed)
+
     async def open_batch(self, index: int, *, version: int, final: bool) -> None:
         opened = e.BatchOpened(step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"])
         await self.say("scheduler", "batch.opened", f"b-{index:06d}", opened)
@@ -96,6 +108,19 @@ class Stage:
                     break
         join = e.BatchJoinClosed(members=list(members), epochs=[1] * len(members))
         await self.say("scheduler", "batch.join-closed", batch, join)
+
+    async def all_done_by(self, cell: str, micro_steps: int) -> None:
+        """Until LOG says that this cell holds every gradient."""
+        holders: dict[str, str] = {}
+        async with self.bus.read(streams.log_stream(self.run), 0) as reader:
+            async for stored in reader:
+                event = decode(stored)
+                if event.kind == "micro-step.done":
+                    holders[event.entity] = event.data.cell
+                elif event.kind == "micro-step.released":
+                    holders.pop(event.entity, None)
+                if list(holders.values()).count(cell) == micro_steps:
+                    return
 
     async def enqueue(self, micro_step: MicroStep) -> None:
         blob = streams.micro_step_blob(micro_step.micro_step)

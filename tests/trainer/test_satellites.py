@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from replay.checker import check
+from schemas import events as e
 from schemas.config import Trainer as TrainerConfig
 from schemas.micro_steps import MicroStep
 from services.mesh.clock import SystemClock
@@ -52,6 +54,13 @@ class Faults:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fired = False
 
+        self.gone: str | None = None
+        """This cell isn't started again once it was killed."""
+        self.stepping = threading.Event()
+        """The core has the sum of all gradients and makes its step, when `may_step` is set."""
+        self.may_step = threading.Event()
+        self.may_step.set()
+
     def called(self, cell: str, method: str) -> None:
         self.calls[cell, method] += 1
         if self.at == (cell, method, self.calls[cell, method]):
@@ -75,6 +84,8 @@ class SharedCell(Cell):
         return stats
 
     def step(self) -> Any:
+        self.faults.stepping.set()
+        self.faults.may_step.wait()
         gradient = torch.cat(self.gradients())
         with MEGATRON:
             result = super().step()
@@ -97,10 +108,17 @@ class Cells:
     def __init__(self, stage: Stage, faults: Faults, make: Callable[[str], Cell]) -> None:
         self.stage, self.faults, self.make = stage, faults, make
         self.trainers: dict[str, CellTrainer] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def build(self, context: Context) -> Cell:
         with MEGATRON:
             return self.make(context.cell)
+
+    async def start_again(self, cell: str) -> None:
+        """Killed from outside, wherever it is, and started."""
+        self.tasks[cell].cancel()
+        await asyncio.gather(self.tasks[cell], return_exceptions=True)
+        self.tasks[cell] = asyncio.create_task(self.live(cell))
 
     async def live(self, cell: str) -> None:
         while True:
@@ -109,22 +127,24 @@ class Cells:
             try:
                 await trainer.run()
             except Killed:
-                continue
+                if self.faults.gone == cell:
+                    break
             finally:
                 await trainer.close()
                 await context.health.stop()
 
     @contextlib.asynccontextmanager
     async def living(self, *cells: str) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self.live(cell)) for cell in cells]
+        self.tasks = {cell: asyncio.create_task(self.live(cell)) for cell in cells}
         try:
             yield
         finally:
             self.faults.gate.set()
-            for task in tasks:
+            self.faults.may_step.set()
+            for task in self.tasks.values():
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
+            ended = await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+            assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ended), ended
 
 
 @pytest.fixture
@@ -135,7 +155,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     def build(context: Context) -> Cell:
         raise AssertionError("cells build themselves")
 
-    yield Stage(bus, tmp_path, build, trainable=3)
+    yield Stage(bus, tmp_path, build, trainable=3, lost_s=0.5)
     await bus.close()
 
 
@@ -301,3 +321,84 @@ async def test_whoever_dies_wherever_nothing_is_lost_or_trained_twice(
             await stage.seen("batch.stepped", version=index)
         await same_as_alone(stage, cells, alone(*batches))
     assert faults.fired
+
+
+@pytest.mark.parametrize(
+    "fault", [("cell-1", "micro_step", 1), ("cell-1", "micro_step", 2), ("cell-1", "meet", 1), ("cell-1", "reduce", 1)],
+    ids=lambda fault: "-".join(map(str, fault)),
+)
+async def test_the_prefix_shrinks_to_below_a_satellite_that_never_comes_back(
+    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, fault: tuple[str, str, int]
+) -> None:
+    """cell-2 above it leaves too: whatever both trained is trained again by the core, and cell-2 is sent back."""
+    steps = micro_steps("b-000001", 6)
+    faults.at, faults.gone = fault, "cell-1"
+    names = ["cell-0", "cell-1", "cell-2"]
+    async with cells.living(*names):
+        for cell in names:
+            await stage.enter_training(cell)
+        await stage.open_batch(1, version=0, final=True)
+        faults.gate.clear()
+        for each in steps:
+            await stage.enqueue(each)
+        if fault[1] == "micro_step":
+            await stage.seen("micro-step.claimed", fault[2], cell="cell-1")
+        else:
+            await stage.seen("micro-step.done", cell="cell-1")
+            faults.gate.set()
+            await stage.close("b-000001", 6, names)
+        lost = await stage.seen("cell.lost")
+        assert (lost.entity, lost.data.service, lost.owner) == ("cell-1", "trainer", "trainer")
+        joined = await stage.seen("service.joined", entity="trainer-cell-1")
+        assert lost.data.process == joined.seq
+        faults.gate.set()
+        for cell in ("cell-2", "cell-1"):
+            await stage.put_out(cell)
+        if fault[1] == "micro_step":
+            closed = e.BatchStreamClosed(micro_steps=6, groups=["g-000000"])
+            await stage.say("packer", "batch.stream-closed", "b-000001", closed)
+        await stage.all_done_by("cell-0", 6)
+        await stage.say(
+            "scheduler", "batch.join-closed", "b-000001", e.BatchJoinClosed(members=["cell-0"], epochs=[1])
+        )
+        await same_as_alone(stage, cells, alone(steps))
+        decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
+        await stage.say("scheduler", "cell.role-transition", "cell-2", decided)
+        await stage.seen("cell.role-transition", entity="cell-2", phase="released", epoch=2)
+    assert check(await stage.log(), only=["targets_once"]).ok
+
+
+@pytest.mark.parametrize("again", ["released", "claimed", "done"])
+async def test_a_release_between_the_sum_and_the_step_loses_and_doubles_nothing(
+    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, again: str
+) -> None:
+    """The satellite starts again when its gradient is in the core's sum, and trains what it gave back once more."""
+    batches = [micro_steps(f"b-{index:06d}", 4) for index in (1, 2)]
+    async with cells.living("cell-0", "cell-1"):
+        for cell in ("cell-0", "cell-1"):
+            await stage.enter_training(cell)
+        await stage.open_batch(1, version=0, final=False)
+        faults.gate.clear()
+        for each in batches[0]:
+            await stage.enqueue(each)
+        await stage.seen("micro-step.done", cell="cell-1")
+        faults.may_step.clear()
+        faults.gate.set()
+        await stage.close("b-000001", 4, ["cell-0", "cell-1"])
+        await asyncio.to_thread(faults.stepping.wait)
+        held = len([each for each in await stage.log() if each.kind == "micro-step.done" and each.data.cell == "cell-1"])
+        await cells.start_again("cell-1")
+        await stage.seen("micro-step.released", held)
+        if again != "released":
+            await stage.seen(f"micro-step.{again}", held + 1, cell="cell-1")
+        faults.may_step.set()
+        stepped = await stage.seen("batch.stepped", version=1)
+        released = await stage.seen("micro-step.released")
+        assert stepped.data.as_of < released.seq < stepped.seq
+        await stage.open_batch(2, version=1, final=True)
+        for each in batches[1]:
+            await stage.enqueue(each)
+        await stage.close("b-000002", 4, ["cell-0", "cell-1"])
+        await stage.seen("batch.stepped", version=2)
+        await same_as_alone(stage, cells, alone(*batches))
+    assert check(await stage.log(), only=["targets_once"]).ok
