@@ -385,3 +385,35 @@ async def test_the_end_of_the_engine_ends_the_service_with_its_code(stage: Stage
         stage.engine.die(9)
         with pytest.raises(EngineError, match="ended with code 9"):
             await task
+
+
+async def test_a_cell_that_is_put_out_before_any_publication_returns_with_the_starting_policy(stage: Stage) -> None:
+    """Its memory was given away and nobody exposes version 0: a fresh engine has it."""
+    async with running(stage) as first:
+        await stage.seen("cell.joined")
+        await stage.decide("train", 1)
+        await stage.seen("cell.role-transition", phase="released")
+        await stage.decide("train", 1, phase="failed")
+        await stage.decide("rollout", 2)
+        await stage.decide("rollout", 2, phase="released", owner="trainer")
+        with pytest.raises(EngineError, match="no version was published yet"):
+            await first
+    again = Stage(stage.bus, stage.context.folder)
+    async with running(again):
+        acquired = await again.seen("cell.role-transition", phase="acquired", target="rollout")
+        assert (acquired.data.version, acquired.data.epoch) == (0, 2)
+
+
+async def test_a_process_that_others_took_for_lost_ends(stage: Stage) -> None:
+    async with running(stage) as task:
+        process = (await stage.seen("service.joined")).seq
+        await stage.seen("cell.joined")
+        for service, lost in (("rollout", process - 1), ("trainer", process)):
+            other = e.CellLost(service=service, process=lost, reason="test")  # type: ignore[arg-type]
+            await stage.say("scheduler", "cell.lost", "cell-0", other)
+        await stage.decide("train", 1)
+        await stage.seen("cell.role-transition", phase="released")
+        mine = e.CellLost(service="rollout", process=process, reason="test")
+        await stage.say("scheduler", "cell.lost", "cell-0", mine)
+        with pytest.raises(EngineError, match="others took its executions"):
+            await task

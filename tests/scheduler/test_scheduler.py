@@ -13,7 +13,7 @@ from schemas.envelope import Event
 from services.mesh.decider import Driver
 from services.scheduler.core import equations as eq
 from services.scheduler.core import measurements
-from services.scheduler.core.state import State, ordered, served_capacity
+from services.scheduler.core.state import State, cell_count, ordered, served_capacity
 from services.scheduler.decider import Scheduler
 from tests.scheduler.world import RUN, World, small_config
 
@@ -307,3 +307,23 @@ def test_capacity_counts_only_serving_cells() -> None:
             world.say(owner, kind, entity, data)
             break
     assert served_capacity(world.state) == 8
+
+
+def test_cells_that_are_added_count_and_may_train_where_all_do() -> None:
+    config = small_config(cells__trainable=3, cells__capacity=200, scheduler__phi=2.0)
+    world = World(config, seed=3)
+    world.start()
+    world.say("operator", "cell.added", "cell-3", e.CellAdded(by="test"))
+    assert cell_count(world.state) == 4
+    joined = e.CellJoined(index=3, capacity=200, url="", engine="scripted", version=0, capabilities=[])
+    for service in ("rollout", "trainer"):
+        world.pending.append((service, "service.joined", f"{service}-cell-3", e.ServiceJoined(url="", pid=0)))
+    world.say("rollout", "cell.joined", "cell-3", joined)
+    while world.step():
+        pass
+    assert world.finished
+    stays = [d.data for d in world.decisions if d.kind == "burst.ended"]
+    assert all(each.reason[-1].right == 3 * 200 for each in stays), "K - 1 cells beside the core"
+    assert max(len(members) for _, members in world.joined) == 4
+    assert config.cells.trainers(2) == 5
+    assert small_config(cells__trainable=2).cells.trainers(2) == 2
