@@ -196,6 +196,8 @@ def check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Whether a subject falls under a filter: `*` is one token, `>` at the end is one or more."""
+    if subject_filter.endswith(".>") and "*" not in subject_filter:
+        return subject.startswith(subject_filter[:-1]) and len(subject) >= len(subject_filter)
     wanted, given = subject_filter.split("."), subject.split(".")
     for i, token in enumerate(wanted):
         if token == ">":

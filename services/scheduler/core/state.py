@@ -177,20 +177,27 @@ def cell_count(state: State) -> int:
 
 def ordered(state: State) -> list[tuple[str, Cell]]:
     """Cells by index, the core first."""
-    return sorted(state.cells.items(), key=lambda item: item[1].index)
+    return _by_index(list(state.cells.items()))
 
 
 def serving(state: State) -> list[tuple[str, Cell]]:
     """Cells that may take executions. What a withdrawn cell still has runs on."""
-    return [(name, cell) for name, cell in ordered(state) if cell.place == "serving" and not cell.absent]
+    return _by_index([each for each in state.cells.items() if each[1].place == "serving" and not each[1].absent])
 
 
 def moving(state: State) -> list[tuple[str, Cell]]:
-    return [(name, cell) for name, cell in ordered(state) if cell.place in ("leaving", "returning")]
+    return _by_index([each for each in state.cells.items() if each[1].place in ("leaving", "returning")])
 
 
 def training(state: State) -> list[str]:
-    return [name for name, cell in ordered(state) if cell.place == "training"]
+    return [name for name, _ in _by_index([each for each in state.cells.items() if each[1].place == "training"])]
+
+
+def _by_index(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
+    # Every rule looks at every event, and there is seldom anything to sort.
+    if len(cells) > 1:
+        cells.sort(key=lambda each: each[1].index)
+    return cells
 
 
 def served_capacity(state: State) -> int:
