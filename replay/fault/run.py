@@ -17,11 +17,12 @@ import structlog
 
 from replay.checker import check
 from replay.fault.draw import draw
+from replay.fault.evidence import evidence_of
 from replay.fault.mesh import Mesh
 from replay.fault.plan import Plan
 from replay.fault.setting import RUN, setting_of
 from replay.fault.strike import Striker, Struck
-from replay.invariants import ALL, Evidence, Violation
+from replay.invariants import ALL, Violation
 from replay.logfile import LogWriter
 from replay.virtual.loop import Livelock, Standstill, Unhandled, VirtualLoop
 from replay.worlds.training import wrong_steps
@@ -98,9 +99,9 @@ def digest_of(log: list[Stored]) -> str:
 
 
 def _check(mesh: Mesh, log: list[Stored]) -> list[Violation]:
-    """Every invariant over LOG and RECORDS, and what the worlds saw."""
+    """Every invariant over LOG, RECORDS, calls and rows, and what the worlds saw."""
     events = [decode(stored) for stored in log]
-    evidence = Evidence(records=mesh.stored(streams.records_stream(RUN)), complete=not mesh.violations)
+    evidence = evidence_of(mesh, events, complete=not mesh.violations)
     violations = list(check(events, only=_LOOKED_AT, evidence=evidence).violations)
     seen = [("world", what) for what in mesh.world.violations]
     seen += [("training", what) for what in wrong_steps(events, mesh.world.steps)]

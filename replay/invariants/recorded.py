@@ -161,8 +161,8 @@ class CallsAnswered(Invariant):
         self._ended.add((event.entity, event.data.attempt))
 
     def end(self) -> None:
-        if self.evidence.calls is None:
-            self.skip("what the harnesses lived is not at hand")
+        if self.evidence.calls is None or not self.evidence.complete:
+            self.skip("what the harnesses lived to the end is not at hand")
             return
         for call in self.evidence.calls:
             if not call.answered and (call.execution, call.attempt) not in self._ended:

@@ -94,8 +94,8 @@ class WeightsInOrder(Invariant):
         if event.kind == "cell.role-transition" and (event.data.phase, event.data.target) != ("acquired", "rollout"):
             return
         cell = self.scene.cells.get(event.entity)
-        if event.kind == "cell.joined" and cell is not None and cell.place in ("training", "returning"):
-            # An engine that starts while its cell trains holds nothing, and serves nobody before it has acquired.
+        if event.kind == "cell.joined" and cell is not None and not cell.serves:
+            # An engine that starts while its cell leaves or trains serves nobody before it has acquired.
             return
         version: int = event.data.version
         if version not in self._exposed:

@@ -10,6 +10,7 @@ place of the configured command, `AgentFolder` is where it works.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,8 @@ class Agent:
         if status == 200:
             told: dict[str, Any] = msgspec.json.decode(answer)
             asked.outcome, asked.message = "answered", told["id"]
+            asked.answer = hashlib.blake2b(answer, digest_size=8).hexdigest()
+            asked.records = self._world.records_end()
             return told
         asked.outcome = "refused"
         if status not in (401, 429, 500, 529):

@@ -97,6 +97,7 @@ class WorldEngine:
         if self._code.done():
             raise EngineError("the engine is gone", where=self._cell)
         if not self._has_memory:
+            self._world.violations.append(f"{self._cell} is asked for tokens after it gave its memory away")
             return 503, b'{"error":{"message":"no memory"}}'
         asked = _asked.decode(body)
         ids, finish = sample(asked.input_ids, asked.rid, asked.sampling_params.max_new_tokens)

@@ -115,6 +115,10 @@ class Asked(msgspec.Struct, kw_only=True):
     status: int = 0
     message: str = ""
     """Id of the answer: `msg_` and 24 digits of the request's digest in RECORDS."""
+    answer: str = ""
+    """Digest of the whole answer."""
+    records: int = 0
+    """Last sequence of RECORDS when it arrived."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +174,8 @@ class World:
         """Fault: what agents do with the requests that they make next."""
         self.next_ends: deque[Literal["late"]] = deque()
         """Fault: agents that end next ask once more after their end."""
+        self.records_end: Callable[[], int] = lambda: 0
+        """Last sequence of RECORDS now."""
         self._names = 0
 
     def __repr__(self) -> str:

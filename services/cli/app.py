@@ -254,6 +254,8 @@ def bench(
     file: Path = Path("examples/quickstart.toml"),
     seed: Annotated[list[int] | None, Flag] = None,
     seeds: int | None = None,
+    planted: Annotated[list[str] | None, Flag] = None,
+    jobs: int = 1,
     state: State = STATE,
     json: Json = False,
 ) -> int:
@@ -263,13 +265,22 @@ def bench(
     ----------
     name
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
+        fish: planted bugs, and how many seeds of the fault net find each.
     file
         The configuration that is run.
     seed
         A seed to run; may be given again.
     seeds
-        How many seeds to run, from 0 on.
+        How many seeds to run, from 0 on; for fish, within how many a planted bug must be found.
+    planted
+        For fish: the beginning of a planted bug's name; may be given again.
+    jobs
+        For fish: how many planted bugs are looked at together; 0 for one a processor.
     """
+    if name == "fish":
+        from services.cli.fish_command import fish_command
+
+        return fish_command(seeds=seeds, named=planted or [], jobs=jobs, json=json)
     from services.cli.bench_command import bench_command
 
     return bench_command(name, file=file, seeds=seed, count=seeds, state=state, json=json)
