@@ -127,7 +127,7 @@ class Chaos:
         """One after the other; an empty text, or why not all."""
         end = self.plan[-1].hold if self.plan else 0.0
         for planned in self.plan:
-            kill = in_turn(planned, now=self._position, piece=end / len(self.plan), end=end)
+            kill = in_turn(planned, now=self._position, end=end)
             self._await(kill)
             if not await self._reach(kill.at):
                 return "the run was over before the others' turn"

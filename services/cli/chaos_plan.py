@@ -73,13 +73,13 @@ def plan(processes: Iterable[str], *, seed: int, steps: int, mu: int) -> list[Ki
     ]
 
 
-def in_turn(kill: Kill, *, now: float, piece: float, end: float) -> Kill:
-    """The same kill in a run that is at `now` when its turn comes: moment and hold are later where it is late.
+def in_turn(kill: Kill, *, now: float, end: float) -> Kill:
+    """The same kill in a run that is at `now` when its turn comes; `end` is the last hold.
 
-    `piece` is how far the run may then go before it is held back, `end` the last hold."""
-    return msgspec.structs.replace(
-        kill, at=min(end, max(kill.at, now + kill.gap)), hold=min(end, max(kill.hold, now + piece))
-    )
+    One that is late is made where the run is at work, and the run is held back from that moment on: what was begun goes
+    on for a step or so meanwhile, and those that follow must not all meet the last hold."""
+    at = min(end, max(kill.at, now + kill.gap))
+    return msgspec.structs.replace(kill, at=at, hold=min(end, max(kill.hold, at)))
 
 
 def last_hold(*, steps: int, mu: int) -> float:

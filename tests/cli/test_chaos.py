@@ -74,9 +74,9 @@ def test_a_late_kill_meets_a_run_at_work_and_no_last_burst(
     names: set[str], seed: int, steps: int, mu: int, late: list[float]
 ) -> None:
     kills = plan(names, seed=seed, steps=steps, mu=mu)
-    end, now = last_hold(steps=steps, mu=mu), 0.0
+    now = 0.0
     for planned, delay in zip(kills, late, strict=False):
-        kill = in_turn(planned, now=now, piece=end / len(kills), end=kills[-1].hold)
+        kill = in_turn(planned, now=now, end=kills[-1].hold)
         assert planned.at <= kill.at <= kill.hold <= kills[-1].hold
         assert kill.at == kills[-1].hold or kill.at >= now + kill.gap
         # The run goes on until it is held, however long the process takes to come back.
