@@ -52,6 +52,16 @@ def test_runs_of_the_scheduler_keep_its_invariants(seed: int) -> None:
     assert all(not each.skipped for each in report.checked)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_that_lose_cells_and_versions_keep_them_too(seed: int) -> None:
+    events = recorded(seed=seed, lose_cells=0.03, restore=0.02, cells__trainable=3, cells__capacity=24)
+    heard: set[str] = set()
+    # The scripted world says facts again, which a stream would not store.
+    events = [each for each in events if each.kind != "batch.stepped" or not (each.entity in heard or heard.add(each.entity))]
+    report = check(events, only=[*FLOW, "step_is_B_groups", "batch_order", "bursts", "join_closed", "epochs"])
+    assert report.violations == []
+
+
 def test_staleness_off_its_expectation() -> None:
     events = [
         msgspec.structs.replace(each, data=msgspec.structs.replace(each.data, staleness=each.data.staleness + 1))

@@ -100,6 +100,14 @@ def no_end_before_the_first_transition(log: Log) -> Log:
     return renumbered([event for event in log if event.kind != "execution.finished" or event.seq > first])
 
 
+def gone_back(log: Log, version: int) -> Log:
+    """A core that starts again after the first publication, and goes on from this version."""
+    index = find(log, of("weights.exposed"))
+    data = e.CheckpointRestored(version=version, log_sequence=0)
+    began = msgspec.structs.replace(log[index], kind="checkpoint.restored", seq=-1, id="restored", data=data)
+    return renumbered([*log[: index + 1], began, *log[index + 1 :]])
+
+
 def trained_by_a_stranger(log: Log) -> Log:
     return changed(changed(log, of("micro-step.claimed"), cell="cell-9"), of("micro-step.done"), cell="cell-9")
 
@@ -371,6 +379,8 @@ MUTATIONS: dict[str, list[Case]] = {
     "durable_before_published": [
         (lambda log: without(log, of("checkpoint.saved")), None, "version 1 is not durable"),
         (lambda log: later(log, of("checkpoint.saved"), of("batch.stepped")), None, "version 1 is not durable"),
+        (lambda log: gone_back(log, 1), None, "version 1 restored; 2 was exposed, 2 stepped"),
+        (lambda log: gone_back(log, 3), None, "version 3 restored; 2 was exposed, 2 stepped"),
     ],
     "weights_in_order": [
         (lambda log: changed(log, of("weights.exposed"), version=1), None, "is no burst's last"),
