@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from replay.invariants.base import Invariant, names, on
 from schemas import events as e
@@ -257,7 +258,8 @@ class OutcomeRule(Invariant):
 
 class Evaluations(Invariant):
     """An evaluation is asked for after its execution finished, tries numbered from 1; a try is claimed by one evaluator at a
-    time, in answer to the request or to a claim that lapsed, and answered by one that claimed it; a score is the last word.
+    time, in answer to the request or to a claim that lapsed, and answered by one that claimed it; an evaluation
+    is scored once and a try fails once, and where an evaluator that started again does both, the first counts.
 
     Source: DESIGN sections 3 (claims) and 7 (outcome)
     """
@@ -270,6 +272,8 @@ class Evaluations(Invariant):
         self._claims: dict[str, list[str]] = {}
         """Evaluation to those who claimed its newest try."""
         self._claimed_at: dict[str, int] = {}
+        self._answers: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        """Evaluation to what was answered: a score, or which try failed."""
         self._answered: dict[str, int] = {}
         """The newest try that failed; a large number after a score."""
 
@@ -310,10 +314,11 @@ class Evaluations(Invariant):
             self.violated(event, f"try {tries} answered and nobody had claimed it")
         elif event.instance not in claims:
             self.violated(event, f"answered by {event.instance}, claimed by {names(claims)}")
-        # Where a claim lapsed, its evaluator may live after all: of two answers the first counts.
-        if self._answered.get(event.entity, 0) >= tries and len(set(claims)) < 2:
-            self.violated(event, f"try {tries} answered twice")
         scored = event.kind == "evaluation.scored"
+        answer = (event.kind, 0 if scored else event.data.tries)
+        if answer in self._answers[event.entity] and len(set(claims)) < 2:
+            self.violated(event, f"try {tries} answered twice in the same way")
+        self._answers[event.entity].add(answer)
         self._answered[event.entity] = 1 << 30 if scored else max(tries, self._answered.get(event.entity, 0))
 
     def end(self) -> None:

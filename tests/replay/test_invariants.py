@@ -278,6 +278,7 @@ MUTATIONS: dict[str, list[Case]] = {
             "the claim answers 0, the request is at",
         ),
         (lambda log: changed(log, of("evaluation.claimed"), evaluator="another"), None, "claimed by another"),
+        (lambda log: repeated(log, of("evaluation.scored")), None, "answered twice in the same way"),
         (lambda log: changed(log, of("evaluation.requested"), tries=2), None, "try 2 follows try 0"),
     ],
     "harness_errors": [
