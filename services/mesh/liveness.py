@@ -106,10 +106,11 @@ class Watch:
 
     async def _look(self) -> None:
         awaited = [each for each in self.tenancy.awaited if each.cell != self._context.cell]
+        asked = asyncio.get_running_loop().time()
         answers = await asyncio.gather(*(self._answers(each) for each in awaited))
         now = asyncio.get_running_loop().time()
         silent = [each for each, answered in zip(awaited, answers, strict=True) if not answered]
-        self._silent = {each.process: self._silent.get(each.process, now) for each in silent}
+        self._silent = {each.process: self._silent.get(each.process, asked) for each in silent}
         for each in silent:
             if now - self._silent[each.process] >= self._lost_s and each in self.tenancy.awaited:
                 await self._say_lost(each)

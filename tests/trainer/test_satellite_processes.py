@@ -16,6 +16,7 @@ import pytest
 from schemas import events as e
 from schemas.config import Trainer as TrainerConfig
 from schemas.config import from_tree
+from schemas.errors import TrainerError
 from schemas.micro_steps import MicroStep
 from services.mesh.nats_bus import connect
 from services.mesh.server import NatsServer
@@ -34,7 +35,11 @@ Start = Callable[[str], Any]
 
 
 @pytest.fixture
-async def stage(nats_server: NatsServer, tmp_path: Path, policy: Path, settings: TrainerConfig) -> AsyncIterator[Stage]:
+async def stage(
+    nats_server: NatsServer, tmp_path: Path, policy: Path, settings: TrainerConfig, request: pytest.FixtureRequest
+) -> AsyncIterator[Stage]:
+    """Its parameter is `trainer.lost_s`."""
+
     def build(context: Context) -> Cell:
         raise AssertionError("processes build their own")
 
@@ -52,6 +57,7 @@ async def stage(nats_server: NatsServer, tmp_path: Path, policy: Path, settings:
                 "lr": settings.lr,
                 "weight_decay": settings.weight_decay,
                 "grad_clip": settings.grad_clip,
+                "lost_s": getattr(request, "param", 60.0),
                 **LOOSE,
             },
         }
@@ -155,3 +161,46 @@ async def test_a_satellite_and_then_the_core_are_killed(
     assert np.linalg.norm(weights - expected) / np.linalg.norm(expected) < 1e-5
     released = [event.entity for event in await stage.log() if event.kind == "micro-step.released"]
     assert {name[:8] for name in released} == {"m-000001", "m-000002"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stage", [2.0], indirect=True)
+async def test_a_satellite_that_stands_still_is_left_behind_and_ends_when_it_goes_on(
+    stage: Stage, start: Start, micro_steps: Any, make_cell: Callable[..., Cell]
+) -> None:
+    batch = micro_steps("b-000001", 4)
+    core, satellite = await start("cell-0"), await start("cell-1")
+    for cell in CELLS:
+        await stage.enter_training(cell)
+    await stage.open_batch(1, version=0, final=True)
+    with frozen(core):
+        for each in batch:
+            await stage.enqueue(each)
+        await stage.seen("micro-step.done", 2, cell="cell-1")
+        satellite.send_signal(signal.SIGSTOP)
+    lost = (await stage.seen("cell.lost")).data
+    assert lost.service == "trainer"
+    await stage.put_out("cell-1")
+    closed = e.BatchStreamClosed(micro_steps=4, groups=["g-000000"])
+    await stage.say("packer", "batch.stream-closed", "b-000001", closed)
+    await stage.all_done_by("cell-0", 4)
+    await stage.say("scheduler", "batch.join-closed", "b-000001", e.BatchJoinClosed(members=["cell-0"], epochs=[1]))
+    stepped = (await stage.seen("batch.stepped", version=1)).data
+    satellite.send_signal(signal.SIGCONT)
+    assert await satellite.wait() == TrainerError.exit_code
+    # Its next process joins anew: sent back first, as the scheduler would.
+    satellite = await start("cell-1")
+    await stage.seen("service.joined", 2, entity="trainer-cell-1")
+    decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
+    await stage.say("scheduler", "cell.role-transition", "cell-1", decided)
+    await stage.seen("cell.role-transition", entity="cell-1", phase="released", epoch=2)
+    for process in (core, satellite):
+        process.terminate()
+        assert await process.wait() == 0
+    alone = make_cell(terms=ObjectiveTerms(groups=2, executions=4, **LOOSE))
+    alone.begin_batch()
+    for each in batch:
+        alone.micro_step(each)
+    result = alone.step()
+    assert stepped.grad_norm == pytest.approx(result.grad_norm, rel=1e-5)
+    assert stepped.loss == pytest.approx(result.loss, rel=1e-5)
