@@ -9,7 +9,7 @@ from typing import Any
 from replay.fault.mesh import Mesh
 from replay.fault.setting import RUN
 from replay.invariants import Call, Evidence
-from replay.invariants.base import Tables
+from replay.invariants.base import Served, Tables
 from replay.invariants.recorded import Attempt, attempt_of
 from replay.worlds.world import Asked
 from schemas import streams
@@ -28,6 +28,7 @@ def evidence_of(mesh: Mesh, log: Sequence[Event], *, complete: bool) -> Evidence
     return Evidence(
         records=records,
         calls=[_call(asked) for asked in mesh.world.asked],
+        served=[Served(cell=each.cell, epoch=each.epoch, log=each.log) for each in mesh.world.served],
         tables=(lambda: _tables(mesh.rows.applied)) if complete else None,
         rebuilt=(lambda: _rebuilt(log, records)) if complete else None,
         complete=complete,

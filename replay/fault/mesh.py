@@ -92,7 +92,8 @@ class Mesh:
         bus = MemoryBus(self.broker, s.RUN, name="operator", line=Line(way_s=0.001, sits_out=True))
         await bus.open_run()
         self.broker.stream(streams.log_stream(s.RUN)).on_store = self._stored
-        records = self.broker.stream(streams.records_stream(s.RUN))
+        log, records = (self.broker.stream(name(s.RUN)) for name in (streams.log_stream, streams.records_stream))
+        self.world.log_end = lambda: len(log.messages)
         self.world.records_end = lambda: len(records.messages)
         operator = Publisher(bus=bus, clock=self.clock, run=s.RUN, owner="operator", instance="operator")
         await operator.say("run.started", s.RUN, self.setting.started, id=f"{s.RUN}.started")

@@ -6,7 +6,7 @@ the log's length, whole or unfinished.
 
 from __future__ import annotations
 
-from replay.invariants.base import Call, Evidence, Invariant, Violation
+from replay.invariants.base import Call, Evidence, Invariant, Served, Violation
 from replay.invariants.batches import BatchOrder, Bursts, Claims, JoinClosed
 from replay.invariants.executions import Attempts, Evaluations, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
 from replay.invariants.groups import Admission, Advantages, Groups, RowsDisjoint
@@ -17,6 +17,7 @@ from replay.invariants.protocol import Causes, Decisions, SaidOnce, Timers
 from replay.invariants.recorded import (
     AnswersRecorded,
     CallsAnswered,
+    GateHolds,
     Projections,
     RecordsWhole,
     Replays,
@@ -85,6 +86,7 @@ _ORDER: tuple[type[Invariant], ...] = (
     TreesRecorded,
     CallsAnswered,
     AnswersRecorded,
+    GateHolds,
     Projections,
     Replays,
 )
@@ -99,4 +101,4 @@ def markdown() -> str:
     return "\n".join(["| invariant | law | source |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-__all__ = ["ALL", "Call", "Evidence", "Invariant", "Violation", "markdown"]
+__all__ = ["ALL", "Call", "Evidence", "Invariant", "Served", "Violation", "markdown"]

@@ -54,6 +54,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the refusal with which the harness gave up; 0 when it just went."""
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that a cell took."""
+
+    cell: str
+    epoch: int
+    """That the call carried."""
+    log: int
+    """Last sequence of LOG when it was made."""
+
+
 Tables = Mapping[str, Sequence[tuple[Any, ...]]]
 """Rows by table, as `services.trajectories.store.Store.dump` gives them."""
 
@@ -65,6 +75,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Every message of RECORDS, in order."""
     calls: Sequence[Call] | None = None
     """What the harnesses did and got."""
+    served: Sequence[Served] | None = None
+    """Calls that cells took and answered."""
     tables: Callable[[], Tables] | None = None
     """The projection as the running service left it."""
     rebuilt: Callable[[], Tables] | None = None

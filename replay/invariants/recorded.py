@@ -170,6 +170,34 @@ class CallsAnswered(Invariant):
                 self.report(0, call.execution, f"{call.request or 'a call'} of attempt {call.attempt} was {how}")
 
 
+class GateHolds(Invariant):
+    """A cell that has said that it is draining takes no call of an older epoch: a lagging proxy is harmless.
+
+    Source: DESIGN section 5 (its adapter refuses calls that carry an older one)
+    """
+
+    name = "gate_holds"
+
+    def begin(self) -> None:
+        self._drains: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """Cell to where it said that it drains, and the epoch."""
+
+    @on("cell.role-transition")
+    def moved(self, event: Event) -> None:
+        if event.data.phase == "draining":
+            self._drains[event.entity].append((event.seq, event.data.epoch))
+
+    def end(self) -> None:
+        if self.evidence.served is None:
+            self.skip("what the cells served is not at hand")
+            return
+        for call in self.evidence.served:
+            for seq, epoch in self._drains[call.cell]:
+                if seq <= call.log and call.epoch < epoch:
+                    self.report(seq, call.cell, f"took a call of epoch {call.epoch} after it drained at {epoch}")
+                    break
+
+
 class AnswersRecorded(Invariant):
     """An answer reaches the harness only after its record is stored, and the same request gets the same answer.
 

@@ -12,8 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from replay.worlds.faces import Network
+from replay.worlds.world import Served, World
 from schemas.errors import EnvironmentMissing
 from services.mesh.health import Handler, Streamed
+from services.proxy.engine import EPOCH_HEADER
 
 PROBE_S = 0.001
 """How long an answer to a probe takes."""
@@ -78,18 +80,22 @@ class WorldHealth:
 
 
 class WorldClient:
-    """Implements `services.mesh.http.Client` over the network."""
+    """Implements `services.mesh.http.Client` over the network. Calls that cells take go into the world's journal."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, world: World) -> None:
+        self._network, self._world = world.network, world
 
     async def post(
         self, url: str, body: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float = 0.0
     ) -> tuple[int, bytes]:
         address, path = split(url)
+        log = self._world.log_end()
         asking = self._network.ask(address, path, headers or {}, body)
         if not timeout_s:
             answer: tuple[int, bytes] = await asking
+            if headers and EPOCH_HEADER in headers and answer[0] == 200:
+                cell = address.partition("//rollout-")[2].partition(".")[0]
+                self._world.served.append(Served(cell=cell, epoch=int(headers[EPOCH_HEADER]), log=log))
             return answer
         try:
             async with asyncio.timeout(timeout_s):

@@ -41,7 +41,7 @@ async def serve(world: World, context: Context, life: Life, *, number: int, rows
         case "trajectories":
             await trajectories.serve(context, open_rows=lambda _: rows)
         case "proxy":
-            await proxy.serve(context, encoder=WorldEncoder(), client=WorldClient(world.network))
+            await proxy.serve(context, encoder=WorldEncoder(), client=WorldClient(world))
         case "harness":
             await harness.serve(
                 context,

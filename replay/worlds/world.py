@@ -121,6 +121,16 @@ class Asked(msgspec.Struct, kw_only=True):
     """Last sequence of RECORDS when it arrived."""
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that a cell took and answered: an entry of the engines' journal."""
+
+    cell: str
+    epoch: int
+    """That the call carried."""
+    log: int
+    """Last sequence of LOG when it was made."""
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step that a core made, whether or not LOG ever heard of it."""
 
@@ -164,6 +174,7 @@ class World:
         self.exposures: dict[str, Exposed] = {}
         self.stores: dict[str, Store] = {}
         self.asked: list[Asked] = []
+        self.served: list[Served] = []
         self.steps: list[Step] = []
         self.violations: list[str] = []
         """What no world may ever see: said in words, with what it was seen on."""
@@ -175,7 +186,8 @@ class World:
         self.next_ends: deque[Literal["late"]] = deque()
         """Fault: agents that end next ask once more after their end."""
         self.records_end: Callable[[], int] = lambda: 0
-        """Last sequence of RECORDS now."""
+        self.log_end: Callable[[], int] = lambda: 0
+        """Last sequence of RECORDS, and of LOG, now."""
         self._names = 0
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from replay.invariants import Call, Evidence
+from replay.invariants import Call, Evidence, Served
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Event
@@ -52,6 +52,7 @@ class Mesh:
         self.log: list[Event] = []
         self.records: list[Stored] = []
         self.calls: list[Call] = []
+        self.served: list[Served] = []
         self._owed: list[Event] = []
         """Facts that the world may say next; their place in the log is not known yet."""
         self._drivers = [Driver(each) for each in (Scheduler(), Outcome(), Packer())]
@@ -73,6 +74,7 @@ class Mesh:
         self._lost: dict[str, int] = {}
         """Executions whose attempt was lost, and the attempts that come next."""
         self._over = False
+        self._epochs: dict[str, int] = {}
         self._due: dict[str, int] = {}
         """Timers to their time."""
         self._asked: dict[str, e.EvaluationRequested] = {}
@@ -80,7 +82,7 @@ class Mesh:
 
     @property
     def evidence(self) -> Evidence:
-        return Evidence(records=self.records, calls=self.calls, complete=True)
+        return Evidence(records=self.records, calls=self.calls, served=self.served, complete=True)
 
     def run(self, limit: int = 60_000) -> list[Event]:
         """The whole log, from run.started to what follows run.finished."""
@@ -219,6 +221,7 @@ class Mesh:
         self._owe("harness", "execution.started", event.entity, e.ExecutionStarted(attempt=data.attempt), event)
 
     def _on_execution_started(self, event: Event, data: e.ExecutionStarted) -> None:
+        self.served += [Served(cell=cell, epoch=epoch, log=event.seq) for cell, epoch in sorted(self._epochs.items())]
         self._call(event.entity, data.attempt)
         reason = self.rng.choice(self.reasons)
         scored = reason in ("completed", "failed", "harness_timeout")
@@ -286,6 +289,7 @@ class Mesh:
             ("rollout", "released"): ("rollout", "acquired"),
         }
         if data.phase == "decided":
+            self._epochs[name] = data.epoch
             self._serving.discard(name)
             self._training.pop(name, None)
         elif data.phase == "completed" and target == "train":

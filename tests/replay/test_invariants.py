@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from replay.checker import Checker, Report, check
-from replay.invariants import ALL, Evidence, markdown
+from replay.invariants import ALL, Evidence, Served, markdown
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.errors import ConfigError
@@ -431,6 +431,13 @@ MUTATIONS: dict[str, list[Case]] = {
         (None, other_call(records=0), "was answered before its record"),
         (None, other_call(request="msg_x"), "is not in RECORDS"),
         (None, other_call(answer="b"), "two different answers"),
+    ],
+    "gate_holds": [
+        (
+            None,
+            lambda evidence: with_evidence(evidence, served=[Served(cell="cell-0", epoch=0, log=10**6)]),
+            "took a call of epoch 0 after it drained at 1",
+        ),
     ],
     "projections": [
         (None, lambda evidence: with_evidence(evidence, rebuilt=lambda: {"groups": []}), "0 after a rebuild"),
