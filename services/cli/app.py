@@ -325,6 +325,38 @@ def fault(
 
 
 @app.command
+def simulate(
+    file: str = "",
+    /,
+    *,
+    seed: int = 0,
+    overrides: Overrides = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    parameters: Annotated[bool, Flag] = False,
+    json: Json = False,
+) -> int:
+    """Play a scenario on a virtual clock: the real deciders in a modelled world, hours of a cluster in seconds.
+
+    Parameters
+    ----------
+    file
+        A scenario, TOML, or the name of one that is shipped: nl2repobench-122b, E0, ...
+    seed
+        Durations and scores are drawn from it.
+    output
+        Write the run's log to this file, for gyre check and gyre replay.
+    parameters
+        Print the numbers of the modelled world and where they come from, and play nothing.
+    """
+    from services.cli.simulate_command import one_of, parameters_command, simulate_command
+
+    one_of(FILE=file)
+    if parameters:
+        return parameters_command(file, overrides or [], json=json)
+    return simulate_command(file, overrides or [], seed=seed, output=output, json=json)
+
+
+@app.command
 def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> int:
     """Print the table of event kinds; with --json, the JSON schema of their data.
 

@@ -1,0 +1,1 @@
+"""Scenario files that are shipped; `replay.simulator.scenario` reads them."""
