@@ -56,8 +56,9 @@ class Facts:
         self._waiting: deque[tuple[Event, e.MicroStepEnqueued]] = deque()
         self._batch: e.BatchOpened | None = None
         self._done: list[e.MicroStepDone] = []
-        self._exposed = 0
-        self._on = {
+        self._exposed, self._published_us = 0, 0
+        """Version exposed last, and when every engine has it."""
+        self._on: dict[str, Callable[[Event, Any], None]] = {
             "execution.placed": self._execution_placed,
             "execution.started": self._execution_started,
             "execution.finished": self._execution_finished,
@@ -65,6 +66,7 @@ class Facts:
             "evaluation.requested": self._evaluation_requested,
             "evaluation.claimed": self._evaluation_claimed,
             "cell.role-transition": self._role_transition,
+            "burst.ended": self._burst_ended,
             "batch.opened": self._batch_opened,
             "batch.join-closed": self._join_closed,
             "batch.stepped": self._batch_stepped,
@@ -213,7 +215,9 @@ class Facts:
                 self._idle.discard(name)
                 self._phase(event, "trainer", "released", 0.0)
             case ("rollout", "released"):
-                self._phase(event, "rollout", "acquired", self._world.to_rollout_s)
+                # The core has its weights; the others serve once they have been published.
+                late = max(0, self._published_us - self._now_us) / 1e6 if cell_index(name) else 0.0
+                self._phase(event, "rollout", "acquired", max(self._world.to_rollout_s, late))
             case ("rollout", "completed"):
                 self._serve(name, self._config.cells.capacity)
 
@@ -246,6 +250,12 @@ class Facts:
             say()
 
     # --- training
+
+    def _burst_ended(self, event: Event, data: e.BurstEnded) -> None:
+        """Who goes back takes nothing any more."""
+        staying = {cell_id(0)} if data.core_stays else set()
+        self._training = {name: epoch for name, epoch in self._training.items() if name in staying}
+        self._idle &= staying
 
     def _batch_opened(self, event: Event, data: e.BatchOpened) -> None:
         self._batch, self._done = data, []
@@ -354,6 +364,7 @@ class Facts:
         if data.purpose != "publish":
             return
         self._exposed = data.version
+        self._published_us = event.time_us + round(self._world.publish_s * 1e6)
 
         def publish() -> None:
             published = e.WeightsPublished(

