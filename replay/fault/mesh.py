@@ -22,7 +22,7 @@ from replay.virtual.clock import WallClock
 from replay.virtual.life import NEVER, Killed, Life
 from replay.virtual.loop import VirtualLoop
 from replay.virtual.network import Network
-from replay.worlds import wiring
+from replay.worlds import scenario, wiring
 from replay.worlds.health import WorldHealth
 from replay.worlds.rows import WorldRows
 from replay.worlds.world import World
@@ -40,6 +40,8 @@ from services.mesh.service import Context
 
 QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
+MOST_EVENTS = 20_000
+"""A run that says more than this goes in circles: some service fails and starts again for ever."""
 STUCK_BUDGETS = 3.0
 """Overall budgets of an execution without an event after which a run is stuck."""
 SHORT_S = 0.1
@@ -65,7 +67,9 @@ class Mesh:
         """Of the machine that the event bus runs on."""
         self.broker = MemoryBroker(self.clock)
         self.network = Network(loop, latency=lambda: rng.uniform(0.000_2, 0.002))
-        self.world = World(setting.seed, network=self.network, life=self._world_life)
+        self.world = World(
+            setting.seed, network=self.network, life=self._world_life, scripts=scenario.scripts(setting.seed)
+        )
         self.members = {name: Member(self, name, self._line(name)) for name in setting.instances()}
         self.violations: list[Violation] = []
         self.rows = WorldRows()
@@ -125,8 +129,12 @@ class Mesh:
 
     async def _until_over(self) -> None:
         limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s
+        log = self.broker.stream(streams.log_stream(s.RUN))
         while True:
             now = self.loop.time()
+            if len(log.messages) > MOST_EVENTS:
+                self.report("endless", f"more than {MOST_EVENTS} events; {self._waiting()}")
+                return
             if now - self._said_at >= limit_s:
                 self.report("stuck", f"nothing was said for {limit_s / 3600:.1f} h; {self._waiting()}")
                 return
@@ -170,7 +178,7 @@ class Mesh:
     def _stored(self, stored: Stored) -> None:
         self._said_at = self.loop.time()
         event = decode(stored)
-        if event.kind == "run.finished":
+        if event.kind == "run.finished" or stored.seq > MOST_EVENTS:
             self._finished.set()
         for watcher in self.watchers:
             watcher(event)

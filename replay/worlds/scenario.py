@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Literal
 
+from replay.worlds.world import Scripts
 from schemas.config import Config, from_tree
 from schemas.events import RunStarted
 from schemas.units import TaskRef
@@ -14,6 +16,22 @@ EXECUTIONS = 48
 _SHAPES = ((2, 1, 0.5), (2, 2, 0.5), (2, 1, 1.0), (2, 2, 1.0), (3, 1, 1.0), (3, 2, 1.0))
 """B, mu and phi."""
 _TASKS, _HELD_OUT = 5, 2
+_WIDE = 24
+
+
+ROUGH = Scripts(hangs=0.2, tests_fail=0.4)
+"""Agents and tests of a rough run: executions end without an outcome, and groups of two are discarded."""
+
+
+def manner(seed: int) -> Literal["plain", "rough", "wide"]:
+    """Most runs are plain. In a rough one groups are discarded and replaced; in a wide one engines have so much room that
+    the core stays in training and all cells train."""
+    return Random(f"{seed}:manner").choice(("plain", "plain", "plain", "rough", "wide"))
+
+
+def scripts(seed: int) -> Scripts:
+    """How what happens in the run of a seed is drawn."""
+    return ROUGH if manner(seed) == "rough" else Scripts()
 
 
 def started(seed: int, *, pace: float = 1.0) -> RunStarted:
@@ -30,13 +48,19 @@ def started(seed: int, *, pace: float = 1.0) -> RunStarted:
 def config_of(seed: int, *, pace: float = 1.0) -> Config:
     draw = Random(f"{seed}:scenario")
     B, mu, phi = draw.choice(_SHAPES)
-    N = 4
+    N, rough = 4, manner(seed) == "rough"
+    if rough:
+        N, B, phi = 2, 2 * B, draw.choice((0.0, 0.5))
     bursts = max(2, round((EXECUTIONS - phi * B * N) / (mu * B * N)))
     tree = {
         "name": f"seed {seed}",
         "seed": seed,
         "steps": bursts * mu,
-        "cells": {"count": CELLS, "capacity": draw.choice((4, 6, 8)), "trainable": draw.choice((1, 2, 3, 3))},
+        "cells": {
+            "count": CELLS,
+            "capacity": _WIDE if manner(seed) == "wide" else draw.choice((4, 6, 8)),
+            "trainable": draw.choice((1, 2, 3, 3)),
+        },
         "scheduler": {
             "N": N,
             "B": B,
@@ -45,7 +69,12 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
             "rho_min": draw.choice((0.3, 0.5, 1.0)),
             "tau_s": pace * draw.choice((0.0, 60.0, 600.0)),
         },
-        "harness": {"command": ["true"], "timeout_s": pace * 14_400, "overall_timeout_s": pace * 28_800},
+        # Where a harness may use the whole budget, an evaluation that fails after its time-out is the last.
+        "harness": {
+            "command": ["true"],
+            "timeout_s": pace * 14_400,
+            "overall_timeout_s": pace * (14_400 if rough else 28_800),
+        },
         "proxy": {"grace_s": pace * draw.choice((0.0, 30.0)), "max_new_tokens": 8},
         "rollout": {"context_length": 4096, "drain_s": pace * 5, "lost_s": pace * draw.choice((900, 1800))},
         "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
