@@ -31,7 +31,7 @@ class Cells(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capacity: int = 16
     """C_e: executions that one cell serves in the rollout role (equation 1)."""
     trainable: int = 1
-    """How many cells, from the core on, may take the training role."""
+    """How many cells, from the core on, may take the training role. With `async` they have it for the whole run."""
 
     def trainers(self, added: int) -> int:
         """How many may train once `added` more cells belong to the run: where all may, those too."""
@@ -39,8 +39,10 @@ class Cells(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    strategy: Literal["elastic"] = "elastic"
-    """Who trains when; `elastic` is the paper's."""
+    strategy: Literal["elastic", "colocate", "async"] = "elastic"
+    """Who trains when. `elastic`, the paper's: one cell after the other as outstanding work fits without it. `colocate`:
+    all cells together, once what is outstanding fits without them. `async`: the first `cells.trainable` cells train for
+    the whole run, the others serve."""
     N: int = 16
     """Executions a group."""
     B: int = 32
@@ -53,6 +55,9 @@ class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Least share of B that must be ready and unclaimed before a cell may join training."""
     tau_s: float = 60.0
     """Seconds for which the supply check must hold without a break."""
+    streaming: bool = True
+    """Whether a batch is trained while its groups get ready. Off: a burst's first micro-step waits until all of its
+    `mu * B` groups are ready."""
 
 
 class Policy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,10 +257,15 @@ def validate(config: Config, *, where: str) -> None:
         refuse(f"steps = {config.steps} is not a multiple of scheduler.mu = {s.mu}", "train whole bursts")
     if not 0 < s.rho_min <= 1:
         refuse(f"scheduler.rho_min = {s.rho_min} is not in (0, 1]", "it is a share of B")
-    if cells.count < 2:
+    if cells.count < 2 and s.strategy != "colocate":
         refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more")
     if not 1 <= cells.trainable <= cells.count:
         refuse(f"cells.trainable = {cells.trainable} is not in 1..{cells.count}", "at least the core trains")
+    if s.strategy == "async" and cells.trainable == cells.count:
+        refuse(
+            f"cells.trainable = cells.count = {cells.count}: with scheduler.strategy = async nobody would ever serve",
+            "set cells.trainable below cells.count",
+        )
     if config.eval.every and not config.eval.path:
         refuse(f"eval.every = {config.eval.every}, but eval.path names no tasks", "set eval.path, or eval.every to 0")
     if config.eval.every and config.eval.path == config.tasks.path:

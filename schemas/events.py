@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from schemas.config import Config
+from schemas.ids import cell_id
 from schemas.units import (
     CellRole,
     Check,
@@ -428,6 +429,13 @@ class BurstEnded(Value, frozen=True, kw_only=True):
     version: int
     core_stays: bool
     reason: list[Check]
+    stays: list[str] = []
+    """Cells that go on training, the core first. In logs of before it is empty, and the core alone may stay."""
+
+    @property
+    def staying(self) -> list[str]:
+        """Cells that go on training."""
+        return self.stays or ([cell_id(0)] if self.core_stays else [])
 
 
 class TimerSet(Value, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ the log's length, whole or unfinished.
 from __future__ import annotations
 
 from replay.invariants.base import Call, Evidence, Invariant, Served, Violation
-from replay.invariants.batches import BatchOrder, Bursts, Claims, JoinClosed
+from replay.invariants.batches import BatchOrder, Bursts, BurstWhole, Claims, JoinClosed
 from replay.invariants.executions import Attempts, Evaluations, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
 from replay.invariants.groups import Admission, Advantages, Groups, RowsDisjoint
 from replay.invariants.held_out import HeldOutApart, HeldOutMeasured
@@ -72,6 +72,7 @@ _ORDER: tuple[type[Invariant], ...] = (
     Admission,
     BatchOrder,
     Bursts,
+    BurstWhole,
     JoinClosed,
     Claims,
     StepIsBGroups,

@@ -90,6 +90,35 @@ class Bursts(Invariant):
             self.violated(event, f"ended before {names(behind)} served version {version}")
 
 
+class BurstWhole(Invariant):
+    """Without streaming nothing of a burst is claimed before the groups of its steps, mu B of them, are ready.
+
+    Source: section 'Limitations' (global shuffle); table 2, column 'Streaming'
+    """
+
+    name = "burst_whole"
+
+    def begin(self) -> None:
+        self._looked = False
+
+    @on("group.claimed")
+    def claimed(self, event: Event) -> None:
+        scene = self.scene
+        batch = scene.batches.get(event.data.batch)
+        if scene.rules.scheduler.streaming or batch is None or batch.undone:
+            return
+        self._looked = True
+        s = scene.rules.scheduler
+        needed = (s.mu - (batch.opened.step - 1) % s.mu) * s.B
+        there = len(scene.ready) + len(batch.claimed)
+        if there < needed:
+            self.violated(event, f"claimed when {there} groups of {needed} were ready")
+
+    def end(self) -> None:
+        if not self._looked:
+            self.skip("the run is streaming")
+
+
 class JoinClosed(Invariant):
     """The join window closes when the stream is closed, every micro-step is done and no cell is on its way into training;
     the members are the cells that train then, the core first, with their epochs.
@@ -105,7 +134,7 @@ class JoinClosed(Invariant):
 
     @on("burst.ended")
     def ended(self, event: Event) -> None:
-        self._recalled = set(self.scene.training()) - ({"cell-0"} if event.data.core_stays else set())
+        self._recalled = set(self.scene.training()) - set(event.data.staying)
 
     @on("cell.role-transition")
     def moved(self, event: Event) -> None:

@@ -33,6 +33,7 @@ def _run_paused(scene: Scene, event: Event) -> None:
 def _cell_joined(scene: Scene, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = scene.cells.setdefault(event.entity, CellSeen(index=data.index, capacity=data.capacity))
+    cell.reserved = scene.config is not None and scene.strategy == "async" and data.index < scene.trainers
     cell.version = max(cell.version, data.version)
     if cell.lost == "rollout":
         cell.lost = ""

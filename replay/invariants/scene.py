@@ -25,6 +25,8 @@ class CellSeen(msgspec.Struct, kw_only=True):
     load: int = 0
     """Executions placed here and not finished, held-out ones included."""
     withdrawn: bool = False
+    reserved: bool = False
+    """Kept for training by a fixed split (`async`)."""
     lost: str = ""
     """Which of its services doesn't answer, until another process joins."""
     failed_epoch: int = -1
@@ -37,7 +39,7 @@ class CellSeen(msgspec.Struct, kw_only=True):
     @property
     def takes(self) -> bool:
         """Whether executions may be placed on it."""
-        return self.place == "serving" and not self.withdrawn and self.lost != "rollout"
+        return self.place == "serving" and not self.withdrawn and not self.reserved and self.lost != "rollout"
 
 
 class ExecutionSeen(msgspec.Struct, kw_only=True):
@@ -162,6 +164,15 @@ class Scene:
     def cell_count(self) -> int:
         """K."""
         return self.rules.cells.count + self.added
+
+    @property
+    def strategy(self) -> str:
+        return self.rules.scheduler.strategy
+
+    @property
+    def trainers(self) -> int:
+        """How many cells may train."""
+        return self.rules.cells.trainers(self.added)
 
     def undone(self, batch: str) -> bool:
         known = self.batches.get(batch)

@@ -9,7 +9,7 @@ from schemas.ids import cell_index
 
 
 class TransitionsSerial(Invariant):
-    """One cell changes its role at a time.
+    """One cell changes its role at a time; with `colocate` several do, all of them into the same role.
 
     Source: section 'Boundary dispatch and waterlevel control' (cells transition serially)
     """
@@ -22,7 +22,9 @@ class TransitionsSerial(Invariant):
         data: e.CellRoleTransition = event.data
         moving = self.scene.moving()
         # A failed one may be a cell that trained: it is put out of the prefix and was not on the way.
-        if data.phase == "decided" and moving:
+        place = "leaving" if data.target == "train" else "returning"
+        same = all(self.scene.cells[name].place == place for name in moving)
+        if data.phase == "decided" and moving and not (same and self.scene.strategy == "colocate"):
             self.violated(event, f"decided while {names(moving)} is in transition")
         elif data.phase == "completed" and event.entity not in moving:
             self.violated(event, f"completed, but {names(moving) or 'no cell'} is in transition")
@@ -30,8 +32,9 @@ class TransitionsSerial(Invariant):
 
 class TrainingPrefix(Invariant):
     """Cells that train are a prefix, the core first, satellites by index; it grows, and is kept for the burst: after the
-    burst's end satellites return, the highest index first, and the core too unless it was said to stay. When one is lost
-    it shrinks to below it: those above are put out as well, the core never is.
+    burst's end those return that were not said to stay, the highest index first. Only the core may stay with `elastic`,
+    nobody with `colocate`; with `async` all stay but those at or above a withdrawn one. When one is lost
+    the prefix shrinks to below it: those above are put out as well, the core never is.
 
     Source: section 'Boundary dispatch and waterlevel control'; section 'Streaming training with dynamic membership'
     """
@@ -46,8 +49,15 @@ class TrainingPrefix(Invariant):
 
     @on("burst.ended")
     def ended(self, event: Event) -> None:
-        stays: bool = event.data.core_stays
-        self._recalled = {name for name in self.scene.training() if cell_index(name) or not stays}
+        training, staying = self.scene.training(), event.data.staying
+        self._recalled = set(training) - set(staying)
+        if staying != training[: len(staying)]:
+            self.violated(event, f"{names(staying)} stay, no prefix of {names(training)}")
+        cells, strategy = self.scene.cells, self.scene.strategy
+        withdrawn = [cells[name].index for name in training if cells[name].withdrawn]
+        most = {"elastic": 1, "colocate": 0}.get(strategy, min([len(training), *withdrawn]))
+        if len(staying) > most or (strategy == "async" and len(staying) < most):
+            self.violated(event, f"{len(staying)} cells stay, {most} may with {strategy}")
 
     def decided(self, event: Event) -> None:
         """After every loss: what trains is a prefix again."""
@@ -67,9 +77,13 @@ class TrainingPrefix(Invariant):
             above = any(other.lost and other.index <= cell.index for other in scene.cells.values())
             if not above or (cell.index == 0 and cell.place == "training"):
                 self.violated(event, "put out, and no cell at or below it is lost")
+        if data.phase == "completed" and data.target == "train" and cell is not None and cell.index != len(scene.training()):
+            self.violated(event, f"trains, and {names(scene.training()) or 'no cell'} does: no prefix")
         if data.phase != "decided" or cell is None:
             return
         training = scene.training()
+        if data.target == "train":
+            training += sorted((name for name in scene.moving() if scene.cells[name].place == "leaving"), key=cell_index)
         if cell.place == "out":
             if data.target != "rollout" or cell.lost:
                 self.violated(event, f"was put out, and goes to {data.target} while {cell.lost or 'nothing'} is lost")
@@ -83,10 +97,8 @@ class TrainingPrefix(Invariant):
             return
         if training != [f"cell-{index}" for index in range(cell.index)]:
             self.violated(event, f"joins while {names(training) or 'no cell'} trains: no prefix")
-        cells = scene.rules.cells
-        most = cells.trainable + (scene.added if cells.trainable == cells.count else 0)
-        if cell.index >= most:
-            self.violated(event, f"may not train: {most} cells may")
+        if cell.index >= scene.trainers:
+            self.violated(event, f"may not train: {scene.trainers} cells may")
         if cell.lost:
             self.violated(event, f"its {cell.lost} process is lost")
         if cell.withdrawn:
@@ -177,7 +189,7 @@ class Epochs(Invariant):
 
 class WaterlevelGate(Invariant):
     """A cell joins training only while w <= C_R - C_e: what is outstanding still fits without it, held-out executions too,
-    and so do its routes.
+    and so do its routes; with `colocate` without all that join. With `async` a cell that trains never served anybody.
 
     Source: equation (2)
     """
@@ -190,6 +202,10 @@ class WaterlevelGate(Invariant):
         data: e.CellRoleTransition = event.data
         scene, cell = self.scene, self.scene.cells.get(event.entity)
         if cell is None or data.phase != "decided" or data.target != "train":
+            return
+        if scene.strategy == "async":
+            if cell.load or not cell.reserved:
+                self.violated(event, f"{cell.load} executions on it, and the split {'has' if cell.reserved else 'lacks'} it")
             return
         w, room = scene.d - scene.f, scene.served_capacity() - cell.capacity
         if w > room:
@@ -204,7 +220,7 @@ class WaterlevelGate(Invariant):
 class SupplyGate(Invariant):
     """A cell joins training only when ready and unclaimed groups, capped by what the batch still needs, stayed at or above
     rho_min B for tau: the timer that was set when they were has fired, and they were ever since. It begins anew after
-    every transition and at every batch's start.
+    every transition and at every batch's start. Those that leave together have one timer; a fixed split needs none.
 
     Source: section 'Boundary dispatch and waterlevel control' (rho_min, tau)
     """
@@ -215,6 +231,8 @@ class SupplyGate(Invariant):
     def begin(self) -> None:
         self._timer = ""
         self._held = False
+        self._allowed = 0
+        """The input on which somebody left, with `colocate`: others leave on it too."""
 
     @on()
     def every(self, event: Event) -> None:
@@ -236,7 +254,11 @@ class SupplyGate(Invariant):
             case "checkpoint.restored" if event.data.version < scene.version:
                 self._timer, self._held = "", False
             case "cell.role-transition" if event.data.phase in ("decided", "completed", "failed"):
-                if event.data.phase == "decided" and event.data.target == "train" and not self._held:
+                joins = event.data.phase == "decided" and event.data.target == "train"
+                together = scene.strategy == "colocate" and event.causation == self._allowed
+                if joins and scene.strategy == "colocate" and self._held:
+                    self._allowed = event.causation
+                if joins and not self._held and not together and scene.strategy != "async":
                     least = s.rho_min * s.B
                     self.violated(event, f"{scene.supply():g} groups ready, {least:g} did not hold for tau")
                 self._timer, self._held = "", False
@@ -244,7 +266,7 @@ class SupplyGate(Invariant):
 
 class CoreRetention(Invariant):
     """After a burst the core stays in training only if rho_min B groups are ready and w + mu N B <= C_s + (K - 1) C_e, and
-    then it does; after the last burst it returns.
+    then it does; after the last burst it returns. With `colocate` it always returns, with `async` it never does.
 
     Source: equation (3)
     """
@@ -262,6 +284,8 @@ class CoreRetention(Invariant):
         supplied = scene.supply() >= s.rho_min * s.B
         last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
         stays = supplied and w + s.mu * s.N * s.B <= room and not last
+        if s.strategy != "elastic":
+            stays = s.strategy == "async" and "cell-0" in scene.training()
         if data.core_stays != stays:
             said = "stays" if data.core_stays else "returns"
             self.violated(
@@ -302,6 +326,9 @@ class Reasons(Invariant):
         match rule:
             case "capacity (1)":
                 return (scene.held, scene.served_capacity())
+            # Those that leave together share the check of the first.
+            case "waterlevel (2)" | "held-out executions fit" if s.strategy == "colocate":
+                return None
             case "waterlevel (2)":
                 return (scene.d - scene.f, scene.served_capacity() - C_e)
             case "held-out executions fit":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from replay.worlds.world import Scripts
 from schemas.config import Config, from_tree
@@ -87,4 +87,14 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "eval": {"path": "held-out", "every": draw.choice((0, 0, 2)), "executions": 2},
         "trainer": {"keep_checkpoints": 2, "lost_s": pace * draw.choice((900, 1800))},
     }
+    _vary(tree, Random(f"{seed}:strategy"))
     return from_tree(tree, where=f"seed {seed}")
+
+
+def _vary(tree: dict[str, Any], draw: Random) -> None:
+    """Half of the seeds stay with the paper's strategy and streaming."""
+    cells, scheduler = tree["cells"], tree["scheduler"]
+    scheduler["strategy"] = draw.choice(("elastic", "elastic", "colocate", "async"))
+    scheduler["streaming"] = draw.random() < 0.75
+    if scheduler["strategy"] == "async":
+        cells["trainable"] = min(cells["trainable"], cells["count"] - 1)

@@ -94,9 +94,11 @@ class BatchWork:
         await process.in_thread(self._drop_old_checkpoints)
 
     async def renew(self) -> None:
-        """A satellite's weights after a step: the core's broadcast, or else what the core exposes."""
+        """A satellite's weights after a step: the core's broadcast, or else what the core exposes, as after the burst's
+        last step, when nothing is broadcast."""
         process, cell = self._process, self._cell
-        if self.reduced is not None and self._group.joined and cell.version + 1 == process.view.stepped:
+        sent = self.reduced is not None and self._group.joined and not process.view.final
+        if sent and cell.version + 1 == process.view.stepped:
             self.reduced = None
             try:
                 await self._receive(process.view.stepped)

@@ -442,7 +442,11 @@ class World:
                     self.pending.append(("rollout", "weights.published", name, published))
 
     def _can_pack(self) -> bool:
-        return self.batch is not None and bool(self.ready) and len(self.claimed) < self.batch[1].groups
+        if self.batch is None or not self.ready or len(self.claimed) == self.batch[1].groups:
+            return False
+        s = self.config.scheduler
+        whole = (s.mu - (self.batch[1].step - 1) % s.mu) * s.B
+        return s.streaming or bool(self.claimed) or len(self.ready) >= whole
 
     def _pack(self) -> None:
         """The packer claims what is ready, one group at a time, when it likes."""

@@ -10,6 +10,8 @@ with rows left, then ready groups by dispatch version and id, as many as window 
  3. or no micro-step waits for a cell, which would starve.
 Otherwise it is kept back until a group gets ready or a cell takes a micro-step.
 
+Without `scheduler.streaming` nothing is claimed before all groups of the burst, mu B of them, are ready.
+
 A group counts as claimed when its first row leaves, so the supply check sees what is really left; one without a row is
 claimed when its turn comes. Executions with advantage zero keep their rows: their loss is zero, yet they feed the
 measured gap between engine and trainer, and leaving them out would make that alarm depend on rewards.
@@ -53,6 +55,7 @@ class Packer:
             case e.RunStarted() as data:
                 packer = data.config.packer
                 state.capacity, state.reorder, state.ahead = packer.T, packer.reorder_groups, packer.ahead
+                state.streaming, state.mu = data.config.scheduler.streaming, data.config.scheduler.mu
             case e.GroupDispatched() as data:
                 if order_of(entity) > order_of(state.newest):
                     state.newest = entity
@@ -70,7 +73,8 @@ class Packer:
             case e.BatchOpened() as data:
                 if order_of(entity) > order_of(state.newest_batch):
                     state.newest_batch = entity
-                    state.batches.append(OpenBatch(name=entity, groups=data.groups))
+                    left = state.mu - (data.step - 1) % state.mu
+                    state.batches.append(OpenBatch(name=entity, groups=data.groups, left=left))
                     state.taken.append(Taken(batch=entity, version=data.version))
             case e.MicroStepClaimed() | e.MicroStepDone() as data:
                 for batch in _named(state, data.batch):
@@ -101,7 +105,7 @@ class Packer:
             batch = state.batches[0]
             if _complete(state, batch):
                 yield _close(batch)
-            elif len(batch.unclaimed) >= state.ahead:
+            elif len(batch.unclaimed) >= state.ahead or _waits_for_burst(state, batch):
                 return
             else:
                 window = _window(state, batch)
@@ -148,6 +152,17 @@ def _left(state: State, group: str) -> list[Bundle]:
 
 def _complete(state: State, batch: OpenBatch) -> bool:
     return len(batch.claimed) == batch.groups and not any(_left(state, group) for group in batch.claimed)
+
+
+def _waits_for_burst(state: State, batch: OpenBatch) -> bool:
+    """Without streaming: whether a group that the rest of the burst needs isn't ready yet."""
+    if state.streaming or batch.claimed:
+        return False
+    taken = {group for other in state.batches for group in other.claimed}
+    ready = sum(
+        supply.ready and supply.bundles is not None and group not in taken for group, supply in state.supplies.items()
+    )
+    return ready < batch.left * batch.groups
 
 
 def _window(state: State, batch: OpenBatch) -> list[str]:

@@ -32,6 +32,8 @@ class OpenBatch(msgspec.Struct, kw_only=True):
     name: str
     groups: int
     """B."""
+    left: int = 1
+    """Steps of its burst from this one on."""
     claimed: list[str] = []
     """Groups of the batch in the order of their claims."""
     enqueued: int = 0
@@ -53,6 +55,9 @@ class Taken(msgspec.Struct, kw_only=True):
 class State(msgspec.Struct, kw_only=True):
     capacity: int = 16384
     """T."""
+    streaming: bool = True
+    mu: int = 1
+    """Training steps a burst."""
     reorder: int = 2
     ahead: int = 2
     newest: str = ""

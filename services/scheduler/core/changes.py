@@ -23,6 +23,7 @@ from services.scheduler.core.state import (
     supply_check,
     training,
 )
+from services.scheduler.core.strategies import STRATEGIES
 
 
 def evolve(state: State, event: Event) -> None:
@@ -99,6 +100,7 @@ def _cell_lost(state: State, event: Event) -> None:
 def _cell_joined(state: State, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = state.cells.setdefault(event.entity, Cell(index=data.index))
+    cell.reserved = STRATEGIES[state.rules.scheduler.strategy].split and data.index < state.rules.cells.trainers(state.added)
     cell.version = max(cell.version, data.version)
     if cell.lost == "rollout":
         cell.lost = ""
@@ -153,8 +155,7 @@ def _burst_ended(state: State, event: Event) -> None:
     data: e.BurstEnded = event.data
     state.burst, state.publishing, state.published = None, -1, data.version
     state.recall_reason = list(data.reason)
-    # Satellites return whatever (3) says.
-    state.recall = [name for name in training(state) if state.cells[name].index > 0 or not data.core_stays]
+    state.recall = [name for name in training(state) if name not in data.staying]
 
 
 def _group_dispatched(state: State, event: Event) -> None:

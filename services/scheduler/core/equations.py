@@ -31,13 +31,18 @@ def startable(*, d: int, p: int, f: int, a: int, C_R: int, e: int = 0) -> int:
 
 
 def waterlevel_allows(*, w: int, C_R: int, C_e: int) -> Check:
-    """Equation (2): w <= C_R - C_e, what is outstanding still fits when one more cell stops serving."""
+    """Equation (2): w <= C_R - C_e, what is outstanding still fits when C_e fewer are served: one cell, or several."""
     return check("waterlevel (2)", w, "<=", C_R - C_e)
 
 
 def supply(*, ready: int, need: int, rho_min: float, B: int) -> Check:
     """The supply check: ready and unclaimed groups, capped by what the batch still needs, are at least rho_min B."""
     return check("supply rho_min B", min(ready, need), ">=", rho_min * B)
+
+
+def whole_burst(*, ready: int, steps: int, B: int) -> Check:
+    """Without streaming: the groups of the steps that are left, mu B at the burst's start, are ready or in the batch."""
+    return check("groups of the burst mu B", ready, ">=", steps * B)
 
 
 def core_retention(*, w: int, mu: int, N: int, B: int, C_s: int, K: int, C_e: int) -> Check:

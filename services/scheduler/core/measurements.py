@@ -147,15 +147,15 @@ def slots(state: State) -> int:
     return sum(state.executions[name].status in ("placed", "running") for name in _open(state))
 
 
-def leaves_room(state: State) -> Check | None:
-    """Whether what is queued and runs of a measurement fits, with the waterlevel, when one more cell stops serving.
+def leaves_room(state: State, leaving: int) -> Check | None:
+    """Whether what is queued and runs of a measurement fits, with the waterlevel, when `leaving` fewer are served.
 
     None while there is nothing: (2) alone decides then."""
     unfinished = sum(state.executions[name].status != "finished" for name in _open(state))
     if not unfinished:
         return None
     w = eq.waterlevel(d=state.d, f=state.f)
-    return check("held-out executions fit", w + unfinished, "<=", served_capacity(state) - state.rules.cells.capacity)
+    return check("held-out executions fit", w + unfinished, "<=", served_capacity(state) - leaving)
 
 
 def tasks_of(state: State, count: int) -> list[TaskRef]:

@@ -4,7 +4,7 @@ Order of `standing`, the rules that are looked at after every event:
 1. put a lost cell out of its transition or the prefix, which shrinks to below it;
 2. complete a role transition whose last phase was reported;
 3. consume the groups of a batch that was stepped;
-4. end the burst once every serving engine has its weights: retention (3), then the next burst's dispatch;
+4. end the burst once every serving engine has its weights: who stays (3), then the next burst's dispatch;
 5. close the held-out measurement that is settled, open the one that is due;
 6. end the run after the last burst, once its version is measured;
 7. send back the next cell of a burst that ended, the highest index first, or one that was put out;
@@ -14,7 +14,7 @@ Order of `standing`, the rules that are looked at after every event:
 11. empty cells that an operator withdrew or whose engine is lost, as far as others have room;
 12. place lost executions again;
 13. place executions (start rule), held-out ones first;
-14. watch the supply and let the next cell join training (2).
+14. watch the supply and let the next cell, or all of them, join training (2).
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from services.scheduler.core import measurements
 from services.scheduler.core.state import (
     Cell,
     State,
-    cell_count,
     least_loaded,
     members,
     moving,
-    next_to_train,
     ordered,
     served_capacity,
     serving,
     supply_check,
     training,
 )
+from services.scheduler.core.strategies import strategy_of
 
 Decisions = Iterator[Decision]
 
@@ -79,7 +78,8 @@ def put_out(state: State) -> Decisions:
     """Nobody waits for a cell that is gone: its transition fails, and the prefix shrinks to below it. Those above it
     leave too, the highest first; what all of them trained of the open batch is trained again by those who stay."""
     lost = [state.cells[name].index for name in training(state) if state.cells[name].lost == "trainer"]
-    for name, cell in moving(state):
+    lost += [cell.index for _, cell in moving(state) if cell.lost and cell.place == "leaving"]
+    for name, cell in reversed(moving(state)):
         if cell.lost or (lost and cell.place == "leaving" and cell.index > min(lost)):
             yield _failed(name, cell, lost=min([*lost, cell.index]))
     for name in reversed(training(state)):
@@ -88,8 +88,9 @@ def put_out(state: State) -> Decisions:
 
 
 def complete_transition(state: State) -> Decisions:
+    """Into training in the order of their indices, so that whoever trains is a prefix also where several are on the way."""
     for name, cell in moving(state):
-        if cell.arrived:
+        if cell.arrived and (cell.place == "returning" or cell.index == len(training(state))):
             yield _transition(name, cell, "completed", to="train" if cell.place == "leaving" else "rollout", reason=[])
 
 
@@ -112,8 +113,8 @@ def consume(state: State) -> Decisions:
 
 
 def end_burst(state: State) -> Decisions:
-    """Once the burst's last weights are served by every rollout engine. The core stays only if the next batch has
-    rho_min B ready groups and equation (3) holds; otherwise it returns before the next burst's dispatch is counted.
+    """Once the burst's last weights are served by every rollout engine. Who stays is the strategy's word; the others
+    return before the next burst's dispatch is counted, and all do after the last burst, but for a fixed split.
 
     A paused run ends no burst: what follows would be dispatched, or the run would be over."""
     burst = state.burst
@@ -121,25 +122,17 @@ def end_burst(state: State) -> Decisions:
         return
     if any(cell.version < state.publishing for _, cell in serving(state)):
         return
-    s, cells = state.rules.scheduler, state.rules.cells
-    version = state.publishing
-    w = eq.waterlevel(d=state.d, f=state.f)
-    reason = [
-        supply_check(state),
-        eq.core_retention(
-            w=w + state.owed * s.N,
-            mu=s.mu,
-            N=s.N,
-            B=s.B,
-            C_s=0,
-            K=cell_count(state) - sum(bool(cell.withdrawn or cell.lost) for cell in state.cells.values()),
-            C_e=cells.capacity,
-        ),
-    ]
+    s = state.rules.scheduler
     last = burst.first_step + burst.steps > state.rules.steps
-    stays = not last and all(each.holds for each in reason)
+    stays, reason = strategy_of(state).staying(state)
+    if last and ids.cell_id(0) in stays and not strategy_of(state).split:
+        stays = []
     yield Decision(
-        kind="burst.ended", entity=burst.id, data=e.BurstEnded(version=version, core_stays=stays, reason=reason)
+        kind="burst.ended",
+        entity=burst.id,
+        data=e.BurstEnded(
+            version=state.publishing, core_stays=ids.cell_id(0) in stays, reason=reason, stays=stays
+        ),
     )
     if last:
         return
@@ -158,8 +151,14 @@ def finish(state: State) -> Decisions:
 
 
 def send_back(state: State) -> Decisions:
-    """The cells of a burst that ended return one at a time; the core last, so that the others stay a prefix. So does
-    one that was put out, once its process is there."""
+    """The cells of a burst that ended return one at a time, or together; the core last, so that the others stay a
+    prefix. So does one that was put out, once its process is there."""
+    together = strategy_of(state).together
+    if any(cell.place == "leaving" or not together for _, cell in moving(state)):
+        return
+    while state.recall and together:
+        name = state.recall[-1]
+        yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
     if moving(state):
         return
     if state.recall:
@@ -271,42 +270,29 @@ def place(state: State) -> Decisions:
 
 
 def join_training(state: State, now_us: int) -> Decisions:
-    """Equation (2) and the supply check held for tau let the next cell of the prefix join, one at a time.
-
-    (2) counts executions. The last engine, where no pool remains, also waits until every group has its outcome: one
-    that is discarded may have to be replaced inside the burst, and then nobody could run it."""
-    name = next_to_train(state)
-    if name is None or state.paused or moving(state) or state.recall or state.burst is None or state.burst.done == state.burst.steps:
+    """The strategy says who is next and what must hold; where the supply counts, it has held for tau. One cell at a time
+    joins, or all that the strategy names."""
+    burst, strategy = state.burst, strategy_of(state)
+    if state.paused or moving(state) or state.recall or burst is None or burst.done == burst.steps:
         return
-    supply = supply_check(state)
-    if not supply.holds:
+    names = strategy.joining(state)
+    if not names:
         return
-    s = state.rules.scheduler
-    if not state.supply_held:
-        if not state.supply_timer:
+    if strategy.supplied and not state.supply_held:
+        if supply_check(state).holds and not state.supply_timer:
             yield Decision(
                 kind="timer.set",
                 entity=ids.timer_id("supply", state.timers + 1),
-                data=e.TimerSet(purpose="supply", due_us=now_us + round(s.tau_s * 1e6)),
+                data=e.TimerSet(purpose="supply", due_us=now_us + round(state.rules.scheduler.tau_s * 1e6)),
             )
         return
-    w = eq.waterlevel(d=state.d, f=state.f)
-    level = eq.waterlevel_allows(w=w, C_R=served_capacity(state), C_e=state.rules.cells.capacity)
-    if not level.holds:
+    reason = strategy.gate(state, names)
+    if not all(each.holds for each in reason):
         return
-    reason = [level, supply]
-    held_out = measurements.leaves_room(state)
-    if held_out is not None:
-        reason.append(held_out)
-        if not held_out.holds:
-            return
-    if len(serving(state)) == 1:
-        unsettled = sum(group.status == "dispatched" for group in state.groups.values())
-        reason.append(check("groups without outcome", unsettled, "==", 0))
-        if unsettled:
-            return
-    yield _transition(name, state.cells[name], "decided", to="train", reason=reason)
-    yield from _move_routes(state, name)
+    for name in names:
+        yield _transition(name, state.cells[name], "decided", to="train", reason=reason)
+    for name in names:
+        yield from _move_routes(state, name)
 
 
 def _move_routes(state: State, source: str) -> Decisions:

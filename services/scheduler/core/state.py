@@ -65,13 +65,15 @@ class Cell(msgspec.Struct, kw_only=True):
     """Executions placed here and not finished."""
     withdrawn: bool = False
     """An operator wants it empty: it takes nothing, and what it has moves away as room appears."""
+    reserved: bool = False
+    """Kept for training by a fixed split: it serves nobody, in whatever role."""
     lost: Literal["", "rollout", "trainer"] = ""
     """Which of its processes is gone, until another one joins."""
 
     @property
     def absent(self) -> bool:
         """Whether it serves nobody although it has the rollout role."""
-        return self.withdrawn or self.lost == "rollout"
+        return self.withdrawn or self.reserved or self.lost == "rollout"
 
 
 class Burst(msgspec.Struct, kw_only=True):
@@ -152,7 +154,7 @@ class State(msgspec.Struct, kw_only=True):
     recall: list[str] = []
     """Training cells of the burst that ended, still to be sent back to rollout; highest index last."""
     recall_reason: list[Check] = []
-    """The checks of (3) as they stood when the burst ended."""
+    """Why, as it stood when the burst ended: the checks of (3), or what the strategy says."""
     timers: int = 0
     supply_timer: str = ""
     """Armed timer of the supply check; empty when the check does not hold or held for tau."""
@@ -242,12 +244,28 @@ def supply_check(state: State) -> Check:
     )
 
 
+def prefix_to_train(state: State) -> list[str]:
+    """Cells that may join the growing prefix, core first, up to the first that is not serving or may not train."""
+    found = []
+    for index in range(len(training(state)), state.rules.cells.trainers(state.added)):
+        cell = state.cells.get(cell_id(index))
+        if cell is None or cell.place != "serving" or cell.withdrawn or cell.lost:
+            break
+        found.append(cell_id(index))
+    return found
+
+
 def next_to_train(state: State) -> str | None:
     """The next cell of the growing prefix, core first; None when it is not serving or no more may train."""
-    for index in range(state.rules.cells.trainers(state.added)):
-        cell = state.cells.get(cell_id(index))
-        if cell is None or cell.place in ("leaving", "returning", "out") or cell.withdrawn or cell.lost:
-            return None
-        if cell.place == "serving":
-            return cell_id(index)
-    return None
+    return next(iter(prefix_to_train(state)), None)
+
+
+def groups_of_burst(state: State) -> int:
+    """Groups that are ready, and those that the open batch has of them already."""
+    batch = state.batch
+    return len(ready_unclaimed(state)) + (batch.claimed if batch is not None and not batch.stepped else 0)
+
+
+def unsettled_groups(state: State) -> int:
+    """Groups that may still be discarded."""
+    return sum(group.status == "dispatched" for group in state.groups.values())
