@@ -98,25 +98,17 @@ class BurstWhole(Invariant):
 
     name = "burst_whole"
 
-    def begin(self) -> None:
-        self._looked = False
-
     @on("group.claimed")
     def claimed(self, event: Event) -> None:
         scene = self.scene
         batch = scene.batches.get(event.data.batch)
         if scene.rules.scheduler.streaming or batch is None or batch.undone:
             return
-        self._looked = True
         s = scene.rules.scheduler
         needed = (s.mu - (batch.opened.step - 1) % s.mu) * s.B
         there = len(scene.ready) + len(batch.claimed)
         if there < needed:
             self.violated(event, f"claimed when {there} groups of {needed} were ready")
-
-    def end(self) -> None:
-        if not self._looked:
-            self.skip("the run is streaming")
 
 
 class JoinClosed(Invariant):

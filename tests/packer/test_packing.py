@@ -51,6 +51,20 @@ def test_a_poor_fill_is_kept_back_while_the_window_can_grow() -> None:
     assert kinds(world.ready(2, [[10]])) == ["group.claimed", "micro-step.enqueued", "batch.stream-closed"]
 
 
+def test_without_streaming_a_burst_waits_for_all_of_its_groups() -> None:
+    world = World(mu=2, streaming=False)
+    for index in range(4):
+        world.dispatch(index)
+    world.open(1, groups=2)
+    for index in range(3):
+        assert world.ready(index, [[40]]) == [], "four groups are two steps"
+    assert kinds(world.ready(3, [[40]]))[:2] == ["group.claimed", "group.claimed"]
+    world.claim("m-000001.000", "b-000001")
+    world.step(1)
+    # The second step's groups are there: it begins at once.
+    assert kinds(world.open(2, groups=2))[0] == "group.claimed"
+
+
 def test_kept_back_until_a_cell_would_starve() -> None:
     world = World(ahead=2)
     world.dispatch(0)

@@ -19,14 +19,14 @@ RUN = "r-test"
 class World:
     """Feeds one driver; `log` is every input, `decisions` everything decided."""
 
-    def __init__(self, *, T: int = 100, reorder_groups: int = 2, ahead: int = 2) -> None:
+    def __init__(self, *, T: int = 100, reorder_groups: int = 2, ahead: int = 2, **scheduler: Any) -> None:
         self.driver: Driver[State] = Driver(Packer())
         self.seq = 0
         self.log: list[Event] = []
         self.decisions: list[Decision] = []
         self.ready_groups: list[str] = []
         packer = {"T": T, "reorder_groups": reorder_groups, "ahead": ahead}
-        data = e.RunStarted(seed=0, config=config(packer=packer), tasks=[], code="test")
+        data = e.RunStarted(seed=0, config=config(packer=packer, scheduler=scheduler), tasks=[], code="test")
         self.say("operator", "run.started", RUN, data)
 
     @property

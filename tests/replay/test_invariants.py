@@ -112,6 +112,10 @@ def trained_by_a_stranger(log: Log) -> Log:
     return changed(changed(log, of("micro-step.claimed"), cell="cell-9"), of("micro-step.done"), cell="cell-9")
 
 
+def not_streaming(config: Any) -> Any:
+    return tampered(config, scheduler=tampered(config.scheduler, streaming=False))
+
+
 def raised(amount: int) -> Any:
     return lambda value: value + amount
 
@@ -206,6 +210,7 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: without(log, moved("train", "completed")), None, "is in transition"),
     ],
     "training_prefix": [
+        (lambda log: changed(log, of("burst.ended"), stays=["cell-1"]), None, "no prefix of"),
         (lambda log: changed(log, moved("train", "decided"), _entity="cell-2"), None, "no prefix"),
         (lambda log: without(log, of("burst.ended")), None, "returns before the burst's end"),
     ],
@@ -336,6 +341,9 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: changed(log, of("burst.opened"), 1, first_step=2), None, "expected (2, 2, 3, 2)"),
         (lambda log: without(log, of("weights.published")), None, "before"),
         (lambda log: without(log, of("batch.stepped")), None, "ended after 1 steps"),
+    ],
+    "burst_whole": [
+        (lambda log: changed(log, of("run.started"), config=not_streaming), None, "claimed when"),
     ],
     "join_closed": [
         (lambda log: without(log, of("batch.stream-closed")), None, "closed before the stream"),
