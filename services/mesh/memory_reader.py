@@ -190,24 +190,27 @@ class MemoryReader:
         return stored
 
     def _take(self, stream: MemoryStream) -> Stored | None:
-        if not self._started or len(stream.messages) < self._sent_to:
-            self._started = True
-            self._arrived.clear()
-            self._sent_to, self._deliveries = self._cursor.last, 0
-            self._cursor.restart(stream_end=len(stream.messages), pending=len(stream.messages) - self._sent_to)
+        cursor = self._cursor
         while not self.ended:
-            if not self._arrived and not self._send(stream):
-                # A finite reading ends where the stream does; whether the rest matches the filter is known only now.
-                self._cursor.done = self._cursor.until is not None
+            if not self._started or len(stream.messages) < self._sent_to:
+                self._started = True
+                self._arrived.clear()
+                self._sent_to, self._deliveries = cursor.last, 0
+                cursor.restart(stream_end=len(stream.messages), pending=len(stream.messages) - self._sent_to)
+            elif self._arrived or self._send(stream):
+                delivery, stored = self._arrived.popleft()
+                pending = len(self._arrived) + len(stream.messages) - self._sent_to
+                verdict = cursor.take(seq=stored.seq, delivery=delivery, pending=pending)
+                if verdict is Verdict.TAKE:
+                    return stored
+                self._started = verdict is not Verdict.RESTART
+            elif cursor.until is None:
                 return None
-            delivery, stored = self._arrived.popleft()
-            pending = len(self._arrived) + len(stream.messages) - self._sent_to
-            verdict = self._cursor.take(seq=stored.seq, delivery=delivery, pending=pending)
-            if verdict is Verdict.TAKE:
-                return stored
-            if verdict is Verdict.RESTART:
-                self._started = False
-                return self._take(stream)
+            else:
+                # A finite reading ends where the stream does; whether the rest matches the filter is known only now, and
+                # so is how many deliveries there were.
+                self._started = not cursor.missed(self._deliveries)
+                cursor.done = self._started
         return None
 
     def _send(self, stream: MemoryStream) -> bool:

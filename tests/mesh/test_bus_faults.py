@@ -155,6 +155,16 @@ async def test_a_lost_delivery_under_a_filter_is_noticed_too(bus: MemoryBus):
     assert [stored.seq async for stored in bus.read_range(LOG, 0, 9, subject_filter=wanted)] == [1, 4, 7]
 
 
+async def test_a_finite_reading_notices_that_its_last_delivery_was_lost(bus: MemoryBus):
+    for i in range(5):
+        await say(bus, f"e-{i % 2}", f"id-{i}")
+    for wanted, expected in ((None, [1, 2, 3, 4, 5]), (streams.aggregate_filter(RUN, "execution", "e-0"), [1, 3, 5])):
+        fates = {5: DeliveryFate.LOST}
+        bus.delivery_fate = lambda stored, fates=fates: fates.pop(stored.seq, DeliveryFate.ONCE)
+        assert [stored.seq async for stored in bus.read_range(LOG, 0, 9, subject_filter=wanted)] == expected
+        assert not fates
+
+
 async def test_a_hole_in_the_log_is_named_and_stays(broker: MemoryBroker, bus: MemoryBus):
     for i in range(6):
         await say(bus, f"e-{i}", f"id-{i}")
