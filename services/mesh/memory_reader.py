@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +36,8 @@ def always_once(stored: Stored) -> DeliveryFate:
 
 
 def by_timer(seconds: float, future: asyncio.Future[Any], result: Any) -> None:
-    asyncio.get_running_loop().call_later(seconds, _resolve, future, result)
+    # Not in the context of whoever happened to store something: what waits is another's.
+    asyncio.get_running_loop().call_later(seconds, _resolve, future, result, context=contextvars.Context())
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

@@ -264,3 +264,25 @@ def test_a_dead_reader_is_not_woken(loop: VirtualLoop) -> None:
             await life.ended
 
     running(loop, scenario)
+
+
+def test_a_reader_is_woken_though_the_one_who_published_is_dead(loop: VirtualLoop) -> None:
+    read: list[int] = []
+
+    async def reader(bus: MemoryBus) -> None:
+        async for stored in bus.read(LOG, 0):
+            read.append(stored.seq)  # noqa: PERF401  without end
+
+    async def sender(bus: MemoryBus) -> None:
+        await say(bus, 1)
+
+    async def scenario(server: Server) -> None:
+        server.begin("reader", reader)
+        await asyncio.sleep(1)
+        life = server.begin("sender", sender)
+        await asyncio.sleep(LINE.way_s)
+        life.kill()
+        await asyncio.sleep(1)
+        assert read == [1]
+
+    running(loop, scenario)
