@@ -191,22 +191,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _pass_time(self) -> bool:
         """Move to the next timer and make all that are due ready. False when no timer is left."""
-        timers, ready = self._timers, self._ready
+        timers, ready, pop = self._timers, self._ready, heapq.heappop
         while timers:
-            when, _, handle = timers[0]
+            when, _, handle = pop(timers)
+            life = handle._life
             if handle._cancelled:
-                heapq.heappop(timers)
-            elif handle._life is not None and handle._life.dead:
-                heapq.heappop(timers)
-                handle._life.bury(handle)
-            else:
-                break
-        else:
-            return False
-        self._now = max(self._now, when)
-        while timers and timers[0][0] <= when:
-            ready.append(heapq.heappop(timers)[2])
-        return True
+                continue
+            if life is not None and life.dead:
+                life.bury(handle)
+                continue
+            if when > self._now:
+                self._now = when
+            ready.append(handle)
+            while timers and timers[0][0] <= when:
+                ready.append(pop(timers)[2])
+            return True
+        return False
 
     def _name_who_spins(self, handle: Handle) -> NoReturn:
         names: Counter[str] = Counter()

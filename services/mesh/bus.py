@@ -196,12 +196,11 @@ def check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Whether a subject falls under a filter: `*` is one token, `>` at the end is one or more."""
-    if subject_filter.endswith(".>") and "*" not in subject_filter:
-        return subject.startswith(subject_filter[:-1]) and len(subject) >= len(subject_filter)
-    wanted, given = subject_filter.split("."), subject.split(".")
-    for i, token in enumerate(wanted):
-        if token == ">":
-            return len(given) > i
-        if i >= len(given) or token not in ("*", given[i]):
-            return False
-    return len(wanted) == len(given)
+    return _filter(subject_filter).fullmatch(subject) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _filter(subject_filter: str) -> re.Pattern[str]:
+    tokens, rest, _ = subject_filter.partition(">")
+    pattern = re.escape(tokens).replace(r"\*", r"[^.]*")
+    return re.compile(pattern + (".*" if rest else ""), re.DOTALL)

@@ -33,6 +33,8 @@ _HEADERS_ROOM = 16 * 1024
 class Waiting(Protocol):
     """A reader that has read everything."""
 
+    subject_filter: str | None
+
     def wake(self) -> None: ...
 
 
@@ -127,7 +129,7 @@ class MemoryStream:
         self._ids[headers[face.MSG_ID]] = (seq, now)
         if self.on_store is not None:
             self.on_store(stored)
-        self.wake_readers()
+        self.wake_readers(subject)
         return seq
 
     def at(self, seq: int) -> Stored | None:
@@ -144,10 +146,14 @@ class MemoryStream:
                 return stored
         return None
 
-    def wake_readers(self) -> None:
+    def wake_readers(self, subject: str = "") -> None:
+        """All that wait, or those whom a message with the subject concerns."""
         waiting, self.waiting = self.waiting, {}
         for reader in waiting:
-            reader.wake()
+            if subject and reader.subject_filter is not None and not subject_matches(reader.subject_filter, subject):
+                self.waiting[reader] = None
+            else:
+                reader.wake()
 
     def erase(self, seq: int) -> None:
         """Fault: makes a hole in the log."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -78,7 +77,7 @@ class MemoryReader:
     def __init__(
         self, bus: Connection, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
     ) -> None:
-        self._bus, self._name, self._filter = bus, stream, subject_filter
+        self._bus, self._name, self.subject_filter = bus, stream, subject_filter
         self._stream: MemoryStream | None = None
         self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
         self._waiter: asyncio.Future[None] | None = None
@@ -91,8 +90,7 @@ class MemoryReader:
         self._turn = 0
         self._steady = False
         """Nothing is in the way of the next message: it follows the last one."""
-        self._until, self._margin = (sys.maxsize, 0) if until is None else (until, 1)
-        """A finite reading looks closer at its last message."""
+        self._endless, self._until = until is None, until or 0
 
     def __repr__(self) -> str:
         return f"<MemoryReader {self._name} [last: {self._cursor.last}{', ended' if self.ended else ''}]>"
@@ -162,16 +160,20 @@ class MemoryReader:
         assert self._stream is not None
         cursor, messages = self._cursor, self._stream.messages
         last = cursor.last
-        if last + self._margin < min(len(messages), self._until):
-            stored = messages[last]
-            if stored is not None:
-                cursor.follow()
-                self._sent_to += 1
-                self._deliveries += 1
-                return stored
-        elif len(messages) == last and self._until == sys.maxsize:
-            return None
-        return self._next()
+        if self._endless:
+            if last == len(messages):
+                return None
+            near = last > len(messages)
+        else:
+            # A finite reading looks closer at its last message.
+            near = last + 1 >= len(messages) or last + 1 >= self._until
+        stored = None if near else messages[last]
+        if stored is None:
+            return self._next()
+        cursor.follow()
+        self._sent_to += 1
+        self._deliveries += 1
+        return stored
 
     def _next(self) -> Stored | None:
         """The next message, whatever is in its way. Raises StopAsyncIteration at the end, LogBroken."""
@@ -220,7 +222,7 @@ class MemoryReader:
         while self._sent_to < len(stream.messages):
             self._sent_to += 1
             stored = stream.at(self._sent_to)
-            if stored is None or (self._filter is not None and not subject_matches(self._filter, stored.subject)):
+            if stored is None or (self.subject_filter is not None and not subject_matches(self.subject_filter, stored.subject)):
                 continue
             fate = self._bus.delivery_fate(stored)
             self._deliveries += 1

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 SECRET_BYTES = 32
@@ -26,4 +25,4 @@ def read_token(secret: bytes, token: str) -> tuple[str, int] | None:
 
 
 def _mac(secret: bytes, execution: str, attempt: int) -> str:
-    return hmac.new(secret, f"{execution}~{attempt}".encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(secret, f"{execution}~{attempt}".encode(), "sha256").hex()
