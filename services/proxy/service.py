@@ -27,10 +27,18 @@ DESK = web.AppKey("desk", Desk)
 
 async def serve(context: Context, *, encoder: PromptEncoder | None = None, client: Client | None = None) -> None:
     """Runs until it is cancelled; then calls in flight are aborted, and harnesses ask again."""
-    config = context.config
     if encoder is None:
-        tokenizer = load_tokenizer(context.path(config.policy.path))
+        tokenizer = load_tokenizer(context.path(context.config.policy.path))
         encoder = Encoder(tokenizer, make_renderer(tokenizer))
+    try:
+        await _serve(context, encoder, client or HttpClient())
+    except ExceptionGroup as failures:
+        # The first failure ended the others; it is what a person has to read.
+        raise failures.exceptions[0] from failures
+
+
+async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> None:
+    config = context.config
     history, end = await context.history()
 
     async def say_sealed(finished: Event, sealed: ExecutionSealed) -> int:
@@ -42,7 +50,7 @@ async def serve(context: Context, *, encoder: PromptEncoder | None = None, clien
             causation=finished.seq,
         )
 
-    async with contextlib.aclosing(client or HttpClient()) as cells, asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(client) as cells, asyncio.TaskGroup() as tasks:
         shared = Shared(
             run=context.run,
             config=config,

@@ -25,6 +25,8 @@ class CellRole(msgspec.Struct, kw_only=True):
     stand: Literal["serving", "leaving", "training", "waiting", "returning", "arrived"] = "serving"
     cause: tuple[str, int] = ("", 0)
     """Id and sequence of the decision that the current move answers."""
+    said: list[str] = []
+    """Phases of that move that a rollout process of this cell has said."""
     published: int = 0
     """Newest version that was exposed for publication."""
     exposure: dict[str, Any] | None = None
@@ -61,11 +63,14 @@ class CellRole(msgspec.Struct, kw_only=True):
 
     def _transition(self, event: Event, data: e.CellRoleTransition) -> None:
         if data.phase == "decided":
-            self.epoch, self.cause = data.epoch, (event.id, event.seq)
+            self.epoch, self.cause, self.said = data.epoch, (event.id, event.seq), []
             self.stand = "leaving" if data.target == "train" else "waiting"
-        elif data.epoch != self.epoch:
             return
-        elif data.phase == "released" and event.owner == "rollout":
+        if data.epoch != self.epoch:
+            return
+        if event.owner == "rollout":
+            self.said.append(data.phase)
+        if data.phase == "released" and event.owner == "rollout":
             self.stand = "training"
         elif data.phase == "released" and event.owner == "trainer":
             self.stand = "returning"

@@ -254,8 +254,11 @@ class RolloutCell:
     async def _say_phase(
         self, phase: Phase, seconds: float, *, target: Literal["rollout", "train"], move: tuple[tuple[str, int], int]
     ) -> None:
-        """`move` is the cause and the epoch that this is a phase of: another one may have been decided meanwhile."""
+        """`move` is the cause and the epoch that this is a phase of: another one may have been decided meanwhile. What an
+        earlier process said of it isn't said again: its id may be forgotten."""
         (decision, seq), epoch = move
+        if self.role.epoch == epoch and phase in self.role.said:
+            return
         said = await self._context.say(
             "cell.role-transition",
             self.role.cell,
