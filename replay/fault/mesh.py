@@ -40,7 +40,7 @@ from services.mesh.service import Context
 
 QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
-MOST_EVENTS = 20_000
+MOST_EVENTS = 8_000
 """A run that says more than this goes in circles: some service fails and starts again for ever."""
 STUCK_BUDGETS = 3.0
 """Overall budgets of an execution without an event after which a run is stuck."""

@@ -25,7 +25,7 @@ ROUGH = Scripts(hangs=0.2, tests_fail=0.4)
 
 def manner(seed: int) -> Literal["plain", "rough", "wide"]:
     """Most runs are plain. In a rough one groups are discarded and replaced; in a wide one engines have so much room that
-    the core stays in training and all cells train."""
+    the core stays in training and others join it early, for many small micro-steps."""
     return Random(f"{seed}:manner").choice(("plain", "plain", "plain", "rough", "wide"))
 
 
@@ -48,7 +48,7 @@ def started(seed: int, *, pace: float = 1.0) -> RunStarted:
 def config_of(seed: int, *, pace: float = 1.0) -> Config:
     draw = Random(f"{seed}:scenario")
     B, mu, phi = draw.choice(_SHAPES)
-    N, rough = 4, manner(seed) == "rough"
+    N, rough, wide = 4, manner(seed) == "rough", manner(seed) == "wide"
     if rough:
         N, B, phi = 2, 2 * B, draw.choice((0.0, 0.5))
     bursts = max(2, round((EXECUTIONS - phi * B * N) / (mu * B * N)))
@@ -57,9 +57,9 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "seed": seed,
         "steps": bursts * mu,
         "cells": {
-            "count": CELLS,
-            "capacity": _WIDE if manner(seed) == "wide" else draw.choice((4, 6, 8)),
-            "trainable": draw.choice((1, 2, 3, 3)),
+            "count": CELLS + wide,
+            "capacity": _WIDE if wide else draw.choice((4, 6, 8)),
+            "trainable": CELLS + wide if wide else draw.choice((1, 2, 3, 3)),
         },
         "scheduler": {
             "N": N,
@@ -67,7 +67,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
             "mu": mu,
             "phi": phi,
             "rho_min": draw.choice((0.3, 0.5, 1.0)),
-            "tau_s": pace * draw.choice((0.0, 60.0, 600.0)),
+            "tau_s": pace * (0.0 if wide else draw.choice((0.0, 60.0, 600.0))),
         },
         # Where a harness may use the whole budget, an evaluation that fails after its time-out is the last.
         "harness": {
@@ -79,7 +79,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "rollout": {"context_length": 4096, "drain_s": pace * 5, "lost_s": pace * draw.choice((900, 1800))},
         "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
         "packer": {
-            "T": draw.choice((40, 80, 160)),
+            "T": 40 if wide else draw.choice((40, 80, 160)),
             "ahead": draw.choice((1, 2)),
             "reorder_groups": draw.choice((1, 2)),
         },
