@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -38,6 +39,12 @@ class Network(Protocol):
 
     async def ask(self, url: str, path: str, *args: Any) -> Any:
         """What the handler at `path` returns. Raises ConnectionError."""
+
+
+def forget(program: Coroutine[Any, Any, Any]) -> None:
+    """The life that was to run it is over: where it never began, nobody waits for it any more."""
+    if inspect.getcoroutinestate(program) == inspect.CORO_CREATED:
+        program.close()
 
 
 def now() -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from replay.worlds.faces import Life
+from replay.worlds.faces import Life, forget
 
 
 class Machine:
@@ -62,6 +62,7 @@ class WorldGroup:
         return f"<WorldGroup {self.pid} [{'runs' if self.code is None else f'ended with {self.code}'}]>"
 
     def begin(self, main: Coroutine[Any, Any, int]) -> None:
+        self._life.at_end(lambda: forget(main))
         self._life.begin(self._run(main))
 
     async def wait(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.worlds import scenario, wiring
+from replay.worlds.faces import forget
 from replay.worlds.health import WorldHealth
 from replay.worlds.rows import WorldRows
 from replay.worlds.world import Scripts, World
@@ -38,6 +39,7 @@ class PlainLife:
         self._endings: list[Callable[[], None]] = []
 
     def begin(self, main: Coroutine[Any, Any, None]) -> None:
+        self.at_end(lambda: forget(main))
         self.task = asyncio.create_task(self._run(main), name=self.name)
 
     def at_end(self, ending: Callable[[], None]) -> None:
