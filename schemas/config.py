@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from schemas.errors import ConfigError
+from schemas.ids import in_pool
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +33,20 @@ class Cells(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """C_e: executions that one cell serves in the rollout role (equation 1)."""
     trainable: int = 1
     """How many cells, from the core on, may take the training role. With `async` they have it for the whole run."""
+
+    pool: int = 0
+    """Engines of a separate pool that only serves, `pool-0` and so on; they never change their role."""
+    pool_capacity: int = 16
+    """Executions that one of them serves: C_s = pool * pool_capacity."""
+
+    @property
+    def C_s(self) -> int:
+        """Executions that the separate pool serves (equation 1)."""
+        return self.pool * self.pool_capacity
+
+    def capacity_of(self, name: str) -> int:
+        """Executions that the cell or pool engine of this name serves."""
+        return self.pool_capacity if in_pool(name) else self.capacity
 
     def trainers(self, added: int) -> int:
         """How many may train once `added` more cells belong to the run: where all may, those too."""
@@ -257,14 +272,14 @@ def validate(config: Config, *, where: str) -> None:
         refuse(f"steps = {config.steps} is not a multiple of scheduler.mu = {s.mu}", "train whole bursts")
     if not 0 < s.rho_min <= 1:
         refuse(f"scheduler.rho_min = {s.rho_min} is not in (0, 1]", "it is a share of B")
-    if cells.count < 2 and s.strategy != "colocate":
-        refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more")
+    if cells.count < 2 and not cells.pool and s.strategy != "colocate":
+        refuse("cells.count = 1: nobody would serve executions while the core trains", "set cells.count to 2 or more, or cells.pool")
     if not 1 <= cells.trainable <= cells.count:
         refuse(f"cells.trainable = {cells.trainable} is not in 1..{cells.count}", "at least the core trains")
-    if s.strategy == "async" and cells.trainable == cells.count:
+    if s.strategy == "async" and cells.trainable == cells.count and not cells.pool:
         refuse(
             f"cells.trainable = cells.count = {cells.count}: with scheduler.strategy = async nobody would ever serve",
-            "set cells.trainable below cells.count",
+            "set cells.trainable below cells.count, or cells.pool",
         )
     if config.eval.every and not config.eval.path:
         refuse(f"eval.every = {config.eval.every}, but eval.path names no tasks", "set eval.path, or eval.every to 0")
@@ -309,6 +324,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "steps": _COUNT,
     "cells.count": _COUNT,
     "cells.capacity": _COUNT,
+    "cells.pool": (0, 2**31 - 1),
+    "cells.pool_capacity": _COUNT,
     "scheduler.N": _COUNT,
     "scheduler.B": _COUNT,
     "scheduler.mu": _COUNT,

@@ -7,6 +7,7 @@
 | execution | `e-000012.03` | group, then member |
 | call | `c-000012.03-0-0007` | execution, attempt, call |
 | cell | `cell-0` (the core) | index |
+| engine of the separate pool | `pool-0` | index |
 | measurement | `h-000004` | version that is measured |
 | held-out execution | `e-h000004.03` | measurement, then member |
 | batch | `b-000007` | opening |
@@ -50,6 +51,16 @@ def call_id(execution: str, attempt: int, index: int) -> str:
 
 def cell_id(index: int) -> str:
     return f"cell-{index}"
+
+
+def pool_id(index: int) -> str:
+    """An engine of the separate rollout pool."""
+    return f"pool-{index}"
+
+
+def in_pool(cell: str) -> bool:
+    """Whether it is an engine of the separate pool: it serves, and never trains."""
+    return cell.startswith("pool-")
 
 
 def cell_index(cell: str) -> int:

@@ -117,7 +117,7 @@ class Mesh:
         """A cell's host, or the one of the harness: its processes die and its disk is empty when they come back.
         Checkpoints lie on storage that outlives hosts."""
         names = [host] if host in self.members else [f"rollout-{host}", f"trainer-{host}"]
-        lost = [self.members[name].kill(down_s=down_s) for name in names]
+        lost = [self.members[name].kill(down_s=down_s) for name in names if name in self.members]
         if host == "harness":
             self.world.machine.wipe()
         self.world.disks["" if host == "harness" else host].wipe()

@@ -31,7 +31,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def instances(self) -> list[str]:
         """Names of the processes of the mesh."""
         cells = [f"cell-{index}" for index in range(self.config.cells.count)]
-        return [*wiring.WORKERS, *(f"{service}-{cell}" for cell in cells for service in ("rollout", "trainer"))]
+        pool = [f"rollout-pool-{index}" for index in range(self.config.cells.pool)]
+        return [*wiring.WORKERS, *pool, *(f"{service}-{cell}" for cell in cells for service in ("rollout", "trainer"))]
 
 
 def setting_of(seed: int) -> Setting:

@@ -9,6 +9,7 @@ import msgspec
 from replay.invariants.scene import BatchSeen, CellSeen, ExecutionSeen, GroupSeen, Scene
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.ids import in_pool
 
 
 def apply(scene: Scene, event: Event) -> None:
@@ -33,7 +34,8 @@ def _run_paused(scene: Scene, event: Event) -> None:
 def _cell_joined(scene: Scene, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = scene.cells.setdefault(event.entity, CellSeen(index=data.index, capacity=data.capacity))
-    cell.reserved = scene.config is not None and scene.strategy == "async" and data.index < scene.trainers
+    cell.pool = in_pool(event.entity)
+    cell.reserved = not cell.pool and scene.config is not None and scene.strategy == "async" and data.index < scene.trainers
     cell.version = max(cell.version, data.version)
     if cell.lost == "rollout":
         cell.lost = ""
@@ -64,7 +66,7 @@ def _cell_lost(scene: Scene, event: Event) -> None:
 
 def _cell_withdrawn(scene: Scene, event: Event) -> None:
     cell = scene.cells.get(event.entity)
-    if cell is not None and cell.index > 0:
+    if cell is not None and (cell.pool or cell.index > 0):
         cell.withdrawn = event.kind == "cell.withdrawn"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replay.invariants.base import Invariant, names, on
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.ids import in_pool
 
 
 class Capacity(Invariant):
@@ -45,7 +46,8 @@ class Capacity(Invariant):
 
 class RoutesToServing(Invariant):
     """Executions are placed on, and moved to, cells that serve at the epoch that is said and hold the version published
-    last, never one that an operator withdrew or whose engine is lost; a move starts where the execution is.
+    last, never one that an operator withdrew or whose engine is lost; a move starts where the execution is, and goes to
+    the separate pool while that has room, then to the cell with the highest index that has.
 
     Source: DESIGN section 5
     """
@@ -63,6 +65,11 @@ class RoutesToServing(Invariant):
     def moved(self, event: Event) -> None:
         data: e.RouteMoved = event.data
         self._to(event, data.target, data.epoch, current=False)
+        free = {name: cell for name, cell in self.scene.cells.items() if cell.takes and cell.load < cell.capacity}
+        best = max(free, key=lambda name: (free[name].pool, free[name].index), default="")
+        preferred = in_pool(data.target) if in_pool(best) else data.target == best
+        if data.target in free and not preferred:
+            self.violated(event, f"moved to {data.target}, {best} has room")
         execution = self.scene.executions.get(event.entity)
         if execution is not None and execution.cell != data.source:
             self.violated(event, f"moved from {data.source}, it is on {execution.cell or 'no cell'}")

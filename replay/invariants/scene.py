@@ -15,6 +15,8 @@ from schemas.ids import cell_index
 
 class CellSeen(msgspec.Struct, kw_only=True):
     index: int
+    pool: bool = False
+    """An engine of the separate pool."""
     capacity: int
     place: str = "serving"
     """serving, leaving, training, returning; out after a loss, until it is sent back"""

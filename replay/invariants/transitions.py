@@ -74,7 +74,7 @@ class TrainingPrefix(Invariant):
         if data.phase == "failed" and cell is not None:
             self._recalled.discard(event.entity)
             self._put_out.append(event.entity)
-            above = any(other.lost and other.index <= cell.index for other in scene.cells.values())
+            above = any(other.lost and not other.pool and other.index <= cell.index for other in scene.cells.values())
             if not above or (cell.index == 0 and cell.place == "training"):
                 self.violated(event, "put out, and no cell at or below it is lost")
         if data.phase == "completed" and data.target == "train" and cell is not None and cell.index != len(scene.training()):
@@ -279,8 +279,10 @@ class CoreRetention(Invariant):
         scene, config = self.scene, self.scene.rules
         s, data = config.scheduler, event.data
         w = scene.d - scene.f + scene.owed * s.N
-        K = scene.cell_count - sum(bool(cell.withdrawn or cell.lost) for cell in scene.cells.values())
-        room = (K - 1) * config.cells.capacity
+        absent = [cell for cell in scene.cells.values() if cell.withdrawn or cell.lost]
+        K = scene.cell_count - sum(not cell.pool for cell in absent)
+        C_s = config.cells.pool * config.cells.pool_capacity - sum(cell.capacity for cell in absent if cell.pool)
+        room = C_s + (K - 1) * config.cells.capacity
         supplied = scene.supply() >= s.rho_min * s.B
         last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
         stays = supplied and w + s.mu * s.N * s.B <= room and not last
@@ -337,5 +339,5 @@ class Reasons(Invariant):
                 return (scene.supply(), s.rho_min * s.B)
             case "engine has room" | "its slot is held":
                 cell = scene.cells.get(event.data.cell)
-                return (cell.load if cell else -1, C_e)
+                return (cell.load, cell.capacity) if cell else (-1, -1)
         return None

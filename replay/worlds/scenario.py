@@ -92,9 +92,11 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
 
 
 def _vary(tree: dict[str, Any], draw: Random) -> None:
-    """Half of the seeds stay with the paper's strategy and streaming."""
+    """Half of the seeds keep the strategy of the paper; a quarter has a separate pool, a quarter does not stream."""
     cells, scheduler = tree["cells"], tree["scheduler"]
     scheduler["strategy"] = draw.choice(("elastic", "elastic", "colocate", "async"))
     scheduler["streaming"] = draw.random() < 0.75
-    if scheduler["strategy"] == "async":
+    if draw.random() < 0.25:
+        cells.update(pool=draw.choice((1, 2)), pool_capacity=draw.choice((4, 6)))
+    if scheduler["strategy"] == "async" and "pool" not in cells:
         cells["trainable"] = min(cells["trainable"], cells["count"] - 1)

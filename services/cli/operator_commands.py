@@ -88,7 +88,8 @@ async def _check(bus: Bus, run: str, cell: str | None, kind: str) -> None:
     if cell is None or kind == "cell.added":
         return
     known = await _cells(bus, run)
-    if cell not in known:
+    pool = (await read_started(bus, run)).config.cells.pool
+    if cell not in known and cell not in map(ids.pool_id, range(pool)):
         more = f"; the next one to add is {ids.cell_id(len(known))}" if kind == "cell.reinstated" else ""
         raise ConfigError(f"no cell {cell!r} in run {run}", remedy=f"choose from {', '.join(known)}{more}")
     if kind == "cell.withdrawn" and cell == known[0]:

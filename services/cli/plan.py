@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from schemas.config import Config
-from schemas.ids import cell_id, cell_index
+from schemas.ids import cell_id, cell_index, pool_id
 from services.mesh.supervise import Spec
 
 SERVICES = ("scheduler", "proxy", "harness", "rollout", "evaluator", "trajectories", "packer", "trainer")
@@ -27,7 +27,7 @@ _RANKS = {
 
 
 def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path) -> list[Spec]:
-    """One spec for each process: one of each service, a rollout engine for each cell, a trainer for each that trains."""
+    """One spec for each process: one of each service, one rollout engine a cell and pool engine, one trainer a cell that trains."""
 
     def spec(service: str, threads: int = 1, cell: str = "") -> Spec:
         command = [sys.executable, "-m", "services.cli", "service", service, "--run", run, "--nats", url]
@@ -44,6 +44,7 @@ def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path
 
     specs = [spec("scheduler"), spec("trajectories"), spec("packer")]
     specs += [spec("rollout", config.rollout.threads, cell_id(index)) for index in range(config.cells.count)]
+    specs += [spec("rollout", config.rollout.threads, pool_id(index)) for index in range(config.cells.pool)]
     specs += [spec("trainer", config.trainer.threads, cell_id(index)) for index in range(config.cells.trainable)]
     return [*specs, spec("evaluator"), spec("proxy"), spec("harness")]
 

@@ -20,12 +20,12 @@ def service_command(
 ) -> int:
     """Serve until SIGTERM; without `run` the open run of the state folder, until a newer one is opened.
 
-    `name` is a service, or with its cell an instance such as rollout-cell-1. Raises ConfigError for another."""
-    service, dash, index = name.partition("-cell-")
+    `name` is a service, or with its cell an instance such as rollout-cell-1 or rollout-pool-0. Raises ConfigError for another."""
+    service, dash, instance = name.partition("-")
     if service not in SERVICES:
         raise ConfigError(f"no service is called {name!r}", remedy=f"choose from {', '.join(SERVICES)}")
     if dash:
-        cell = f"cell-{index}"
+        cell = instance
     # What this service starts has to know it too.
     os.environ[mesh_host.VARIABLE] = host
     configure_logging()

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Protocol
 
+from schemas.ids import in_pool
 from services.cli.progress import CellView, Measured, Progress, Step
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def panel_rows(progress: Progress) -> list[tuple[str, str]]:
     level, room = progress.waterlevel, progress.capacity
     running = len(progress.running)
     rows.append(("waterlevel", f"w = {level}  capacity {room}  {bar(level, max(level, room, 1))}  running {running}"))
-    for name, cell in sorted(progress.cells.items(), key=lambda item: item[1].index):
+    for name, cell in sorted(progress.cells.items(), key=lambda item: (in_pool(item[0]), item[1].index)):
         rows.append((name, cell_text(name, cell, progress)))
     mean = progress.staleness_mean
     rows.append(("staleness", "-" if mean is None else f"{mean:.2f}"))

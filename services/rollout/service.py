@@ -41,7 +41,7 @@ async def serve(context: Context, *, adapter: EngineAdapter | None = None) -> No
         adapter = ReferenceAdapter(
             config=config.rollout,
             model=context.path(config.policy.path),
-            max_running=config.cells.capacity * 2,
+            max_running=config.cells.capacity_of(context.cell) * 2,
             folder=context.folder / "engines" / context.cell,
         )
     cell = RolloutCell(context, adapter)
@@ -241,7 +241,7 @@ class RolloutCell:
             self.role.cell,
             e.CellJoined(
                 index=cell_index(self.role.cell),
-                capacity=context.config.cells.capacity,
+                capacity=context.config.cells.capacity_of(self.role.cell),
                 url=context.health.url,
                 engine=self._adapter.engine,
                 version=max(self.version, 0),

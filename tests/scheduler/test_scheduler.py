@@ -66,11 +66,11 @@ class Watch:
             assert not state.cells[event.data.target].lost
         for name, cell in ordered(state):
             placed = sum(1 for each in state.executions.values() if each.cell == name)
-            assert placed == cell.load <= state.config.cells.capacity
+            assert placed == cell.load <= cell.capacity
             if cell.place == "training":
                 assert cell.load == 0
         taken = state.p - state.f + state.a + measurements.slots(state)
-        assert taken <= state.config.cells.count * state.config.cells.capacity
+        assert taken <= state.config.cells.count * state.config.cells.capacity + state.config.cells.C_s
         if state.burst:
             w = state.d - state.f
             if event.kind == "execution.dispatched":
@@ -98,14 +98,15 @@ class Watch:
     restore=st.sampled_from([0.0, 0.02]),
     strategy=st.sampled_from(["elastic", "colocate", "async"]),
     streaming=st.booleans(),
+    pool=st.sampled_from([0, 0, 1, 2]),
 )
 @example(  # the last engine left while a group could still be discarded
     seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0, every=0, measured=1,
-    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True,
+    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True, pool=0,
 )
 @example(  # more held-out executions than fit while any cell trains
     seed=1, capacity=4, cells=2, mu=2, phi=0.5, rho=0.5, fail=0.2, trainable=2, operator=0.02, lose=0.1, every=2, measured=20,
-    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True,
+    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True, pool=0,
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,
@@ -124,11 +125,14 @@ def test_every_run_ends_and_keeps_the_invariants(
     restore: float,
     strategy: str,
     streaming: bool,
+    pool: int,
 ) -> None:
     config = small_config(
+        cells__pool=pool,
+        cells__pool_capacity=5,
         cells__capacity=capacity,
         cells__count=cells,
-        cells__trainable=min(trainable, cells - (strategy == "async")),
+        cells__trainable=min(trainable, cells - (strategy == "async" and not pool)),
         scheduler__strategy=strategy,
         scheduler__streaming=streaming,
         scheduler__mu=mu,

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from schemas import events as e
+from schemas import ids
 from schemas.config import Config, from_tree
 from schemas.envelope import Decision, Event
 from schemas.units import GapStats, Reward, TaskRef
@@ -114,17 +115,20 @@ class World:
         held_out = [TaskRef(name=f"held-{i}", digest=f"h{i}") for i in range(3)] if self.config.eval.every else []
         data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test")
         self.say("operator", "run.started", RUN, data)
-        for index in range(self.config.cells.count):
-            for service in ("rollout", "trainer"):
-                self._join(service, f"cell-{index}")
+        cells = self.config.cells
+        names = [*map(ids.cell_id, range(cells.count)), *map(ids.pool_id, range(cells.pool))]
+        for name in names:
+            self._join("rollout", name)
+            if not ids.in_pool(name):
+                self._join("trainer", name)
             self.pending.append(
                 (
                     "rollout",
                     "cell.joined",
-                    f"cell-{index}",
+                    name,
                     e.CellJoined(
-                        index=index,
-                        capacity=self.config.cells.capacity,
+                        index=ids.cell_index(name),
+                        capacity=cells.capacity_of(name),
                         url="",
                         engine="scripted",
                         version=0,
@@ -422,8 +426,8 @@ class World:
             if owner == "rollout":
                 name = entity.removeprefix("rollout-")
                 joined = e.CellJoined(
-                    index=int(name[5:]),
-                    capacity=self.config.cells.capacity,
+                    index=ids.cell_index(name),
+                    capacity=self.config.cells.capacity_of(name),
                     url="",
                     engine="scripted",
                     version=self.exposed,

@@ -11,6 +11,7 @@ import msgspec
 
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.ids import in_pool
 from services.scheduler.core import measurements
 from services.scheduler.core.state import (
     Batch,
@@ -63,7 +64,7 @@ def _run_resumed(state: State, event: Event) -> None:
 def _cell_withdrawn(state: State, event: Event) -> None:
     cell = state.cells.get(event.entity)
     # Without the core nothing is trained: it cannot be left out.
-    if cell is not None and cell.index > 0:
+    if cell is not None and (cell.pool or cell.index > 0):
         cell.withdrawn = True
 
 
@@ -100,7 +101,9 @@ def _cell_lost(state: State, event: Event) -> None:
 def _cell_joined(state: State, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = state.cells.setdefault(event.entity, Cell(index=data.index))
-    cell.reserved = STRATEGIES[state.rules.scheduler.strategy].split and data.index < state.rules.cells.trainers(state.added)
+    cell.pool, cell.capacity = in_pool(event.entity), state.rules.cells.capacity_of(event.entity)
+    split = STRATEGIES[state.rules.scheduler.strategy].split and not cell.pool
+    cell.reserved = split and data.index < state.rules.cells.trainers(state.added)
     cell.version = max(cell.version, data.version)
     if cell.lost == "rollout":
         cell.lost = ""

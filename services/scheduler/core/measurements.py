@@ -136,7 +136,7 @@ def place(state: State) -> Decisions:
                 attempt=0,
                 reason=[
                     check("capacity (1)", taken, "<", C_R),
-                    check("engine has room", load, "<", state.rules.cells.capacity),
+                    check("engine has room", load, "<", state.cells[name].capacity),
                 ],
             ),
         )

@@ -239,7 +239,7 @@ def place_again(state: State) -> Decisions:
                 cell=execution.cell,
                 epoch=cell.epoch,
                 attempt=execution.attempt + 1,
-                reason=[check("its slot is held", cell.load, "<=", state.rules.cells.capacity)],
+                reason=[check("its slot is held", cell.load, "<=", cell.capacity)],
             ),
         )
 
@@ -263,7 +263,7 @@ def place(state: State) -> Decisions:
                 attempt=0,
                 reason=[
                     check("capacity (1)", state.p - state.f + state.a + held_out, "<", C_R),
-                    check("engine has room", load, "<", state.rules.cells.capacity),
+                    check("engine has room", load, "<", state.cells[name].capacity),
                 ],
             ),
         )
@@ -296,15 +296,17 @@ def join_training(state: State, now_us: int) -> Decisions:
 
 
 def _move_routes(state: State, source: str) -> Decisions:
-    """Destinations in reverse index order: the cell that is expected to serve longest takes what it has room for.
+    """Destinations: the separate pool, then cells in reverse index order, so that whoever is expected to serve longest
+    takes what it has room for. In the pool the engine with the fewest executions, then the lowest index.
 
     After equation (2) there is room for all of them; where a cell is withdrawn, the rest waits for room.
     """
     for execution in sorted(n for n, each in state.executions.items() if each.cell == source):
-        room = [n for n, cell in reversed(serving(state)) if cell.load < state.rules.cells.capacity]
+        room = [(n, cell) for n, cell in serving(state) if cell.load < cell.capacity]
         if not room:
             return
-        target = room[0]
+        pool = [(cell.load, cell.index, n) for n, cell in room if cell.pool]
+        target = min(pool)[2] if pool else room[-1][0]
         yield Decision(
             kind="route.moved",
             entity=execution,

@@ -56,6 +56,10 @@ class Group(msgspec.Struct, kw_only=True):
 
 class Cell(msgspec.Struct, kw_only=True):
     index: int
+    pool: bool = False
+    """An engine of the separate pool: it always serves."""
+    capacity: int = 0
+    """C_e; of a pool engine, its own."""
     place: Literal["serving", "leaving", "training", "returning", "out"] = "serving"
     arrived: bool = False
     """The move's last phase was reported; the scheduler has yet to complete it."""
@@ -178,7 +182,7 @@ def cell_count(state: State) -> int:
 
 
 def ordered(state: State) -> list[tuple[str, Cell]]:
-    """Cells by index, the core first."""
+    """Cells by index, the core first; then the pool's engines."""
     return _by_index(list(state.cells.items()))
 
 
@@ -198,28 +202,30 @@ def training(state: State) -> list[str]:
 def _by_index(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
     # Every rule looks at every event, and there is seldom anything to sort.
     if len(cells) > 1:
-        cells.sort(key=lambda each: each[1].index)
+        cells.sort(key=lambda each: (each[1].pool, each[1].index))
     return cells
 
 
 def served_capacity(state: State) -> int:
     """C_R by equation (1); cells that have not joined serve nobody."""
-    K = cell_count(state)
-    return eq.capacity(C_s=0, K=K, k=K - len(serving(state)), C_e=state.rules.cells.capacity)
+    K, able = cell_count(state), serving(state)
+    pool = [cell.capacity for _, cell in able if cell.pool]
+    k = K - (len(able) - len(pool))
+    return eq.capacity(C_s=sum(pool), K=K, k=k, C_e=state.rules.cells.capacity)
 
 
 def least_loaded(state: State) -> tuple[int, str] | None:
-    """Load and name of the engine that the next execution goes to (ties: lowest index); None when none has room.
+    """Load and name of the engine that the next execution goes to (ties: the pool, then lowest index); None when none has room.
 
     Its policy version is current."""
     free = [
-        (cell.load, cell.index, name)
+        (cell.load, not cell.pool, cell.index, name)
         for name, cell in serving(state)
-        if cell.load < state.rules.cells.capacity and cell.version >= state.published
+        if cell.load < cell.capacity and cell.version >= state.published
     ]
     if not free:
         return None
-    load, _, name = min(free)
+    load, _, _, name = min(free)
     return load, name
 
 

@@ -101,10 +101,12 @@ def _retention(state: State) -> tuple[list[str], list[Check]]:
     """Equation (3) and the supply check keep the core."""
     s, cells = state.rules.scheduler, state.rules.cells
     w = eq.waterlevel(d=state.d, f=state.f) + state.owed * s.N
-    absent = sum(bool(cell.withdrawn or cell.lost) for cell in state.cells.values())
+    absent = [cell for cell in state.cells.values() if cell.withdrawn or cell.lost]
+    C_s = cells.C_s - sum(cell.capacity for cell in absent if cell.pool)
+    K = cell_count(state) - sum(not cell.pool for cell in absent)
     reason = [
         supply_check(state),
-        eq.core_retention(w=w, mu=s.mu, N=s.N, B=s.B, C_s=0, K=cell_count(state) - absent, C_e=cells.capacity),
+        eq.core_retention(w=w, mu=s.mu, N=s.N, B=s.B, C_s=C_s, K=K, C_e=cells.capacity),
     ]
     return [cell_id(0)] if all(each.holds for each in reason) else [], reason
 
