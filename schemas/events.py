@@ -258,6 +258,13 @@ class CellRoleTransition(Value, frozen=True, kw_only=True):
     """Policy version that the engine holds, where the phase sets one."""
 
 
+class CellHeld(Value, frozen=True, kw_only=True):
+    """Why the next cell doesn't join training yet. Said when the first check that fails is another one than before."""
+
+    reason: list[Check]
+    """All checks that it needs, as they stand."""
+
+
 class CellWithdrawn(Value, frozen=True, kw_only=True):
     by: str
 

@@ -74,6 +74,7 @@ _TABLE = [
         e.CellRoleTransition,
         "One phase of a cell's change of role.",
     ),
+    _kind("cell.held", {"scheduler": "decision"}, False, e.CellHeld, "What keeps the next cell from training has changed."),
     _kind("cell.withdrawn", {"operator": "fact"}, False, e.CellWithdrawn, "The cell is to be emptied and left out."),
     _kind("cell.reinstated", {"operator": "fact"}, False, e.CellReinstated, "The cell serves again."),
     _kind("cell.added", {"operator": "fact"}, True, e.CellAdded, "One more cell belongs to the run."),

@@ -154,7 +154,7 @@ class StartRule(Invariant):
         executions, cells = self.scene.executions, self.scene.cells
         for name in self._lost:
             execution = executions.get(name)
-            if execution is None or not execution.lost or (self.scene.burst is None and not execution.held_out):
+            if execution is None or not execution.lost:
                 continue
             cell = cells.get(execution.cell)
             if cell is not None and cell.takes:

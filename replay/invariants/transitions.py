@@ -297,7 +297,7 @@ class CoreRetention(Invariant):
 
 class Reasons(Invariant):
     """Every decision carries the inequalities that allowed it, both sides as they stood: they are true as they are said,
-    and their numbers are the ledger's.
+    and their numbers are the ledger's. What keeps the next cell from training is said once, when another check fails first.
 
     Source: DESIGN section 4 (every decision carries its reason as data)
     """
@@ -305,8 +305,26 @@ class Reasons(Invariant):
     name = "reasons"
     order = "scheduler"
 
+    def begin(self) -> None:
+        self._held = ("", "")
+
+    @on("cell.held")
+    def held(self, event: Event) -> None:
+        failing = next((each.rule for each in event.data.reason if not each.holds), "")
+        if not failing:
+            self.violated(event, "held, and every check holds")
+        if (event.entity, failing) == self._held:
+            self.violated(event, f"held by {failing}, as was said before")
+        self._held = (event.entity, failing)
+        for each in event.data.reason:
+            sides = self._sides(event, each.rule)
+            if sides is not None and (each.left, each.right) != sides:
+                self.violated(event, f"{each.rule}: {each.left:g} and {each.right:g}, the log says {sides}")
+
     @on("execution.placed", "cell.role-transition", "burst.ended")
     def said(self, event: Event) -> None:
+        if event.kind == "cell.role-transition" and event.data.phase == "decided":
+            self._held = ("", "")
         back = event.kind == "cell.role-transition" and (event.data.target == "rollout" or event.data.phase == "failed")
         for each in event.data.reason:
             op = {"<=": each.left <= each.right, ">=": each.left >= each.right, "<": each.left < each.right}

@@ -243,6 +243,11 @@ MUTATIONS: dict[str, list[Case]] = {
             None,
             "is said to be False",
         ),
+        (
+            lambda log: changed(log, of("cell.held"), reason=lambda old: [each for each in old if each.holds]),
+            None,
+            "every check holds",
+        ),
     ],
     "attempts": [
         (lambda log: changed(log, of("execution.placed"), attempt=1), None, "attempt 1 placed after -1"),

@@ -85,6 +85,38 @@ def test_executions_move_to_the_pool_first_then_to_the_highest_cell(seed: int) -
     assert moved
 
 
+def test_lost_executions_do_not_hold_up_the_last_measurement() -> None:
+    """All engines are full of executions that are lost after the last burst: they go on, end, and leave their slots."""
+    world = world_of(
+        steps=1,
+        cells__count=1,
+        cells__trainable=1,
+        cells__pool=1,
+        cells__pool_capacity=4,
+        scheduler__strategy="async",
+        scheduler__mu=1,
+        scheduler__phi=2.0,
+        eval__path="held-out",
+        eval__every=1,
+        eval__executions=2,
+    )
+    world.start()
+    while world.step():
+        if world.state.burst is None and world.state.measurement is not None:
+            break
+    assert world.state.measurement is not None
+    running = [(name, each) for name, each in world.state.executions.items() if each.status in ("placed", "running")]
+    for name, each in running:
+        attempt = each.attempt
+        world.pending = [each for each in world.pending if each[2] != name]
+        decided = world.say("harness", "execution.lost", name, e.ExecutionLost(attempt=attempt, reason="test"))
+        world.attempts[name] = attempt + 1
+        assert ("execution.placed", name) in {(d.kind, d.entity) for d in decided}
+    while world.step():
+        pass
+    assert world.finished
+
+
 def test_a_withdrawn_pool_engine_empties() -> None:
     world = world_of()
     world.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -287,6 +288,16 @@ def test_decisions_carry_both_sides_of_their_inequality() -> None:
         assert all(check.holds for check in data.reason)
     ended = [d.data for d in world.decisions if d.kind == "burst.ended"]
     assert all(data.reason[-1].rule == "core retention (3)" for data in ended)
+
+
+def test_what_keeps_the_next_cell_back_is_said_when_it_changes() -> None:
+    world = World(small_config(cells__trainable=3), seed=1)
+    world.run()
+    held = [d for d in world.decisions if d.kind == "cell.held" or (d.kind == "cell.role-transition" and d.data.phase == "decided")]
+    said = [next(c.rule for c in d.data.reason if not c.holds) if d.kind == "cell.held" else "" for d in held]
+    assert {"waterlevel (2)", "supply rho_min B", "supply for tau"} <= set(said)
+    for before, after in itertools.pairwise(zip((d.entity for d in held), said, strict=True)):
+        assert before != after or not after[1], "the same is not said twice"
 
 
 def test_the_core_stays_when_the_next_burst_fits_without_it() -> None:

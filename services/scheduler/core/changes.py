@@ -115,6 +115,7 @@ def _role_transition(state: State, event: Event) -> None:
     if cell is None:
         return
     if data.phase == "decided":
+        state.held = ("", "")
         cell.place = "leaving" if data.target == "train" else "returning"
         cell.epoch, cell.arrived = data.epoch, False
         _take_back(state.batch, event.entity)
@@ -137,6 +138,11 @@ def _role_transition(state: State, event: Event) -> None:
             state.recall.remove(event.entity)
         _take_back(state.batch, event.entity)
         _reset_supply(state)
+
+
+def _cell_held(state: State, event: Event) -> None:
+    data: e.CellHeld = event.data
+    state.held = (event.entity, next(each.rule for each in data.reason if not each.holds))
 
 
 def _take_back(batch: Batch | None, cell: str) -> None:
@@ -397,6 +403,7 @@ _CHANGES: dict[str, Callable[[State, Event], None]] = {
     "cell.lost": _cell_lost,
     "cell.joined": _cell_joined,
     "cell.role-transition": _role_transition,
+    "cell.held": _cell_held,
     "burst.opened": _burst_opened,
     "burst.ended": _burst_ended,
     "group.dispatched": _group_dispatched,

@@ -40,6 +40,11 @@ def supply(*, ready: int, need: int, rho_min: float, B: int) -> Check:
     return check("supply rho_min B", min(ready, need), ">=", rho_min * B)
 
 
+def supplied_for(*, since_us: int, now_us: int, tau_s: float) -> Check:
+    """The supply check held without a break for tau. Only the timer decides that; this tells how far it is."""
+    return check("supply for tau", (now_us - since_us) / 1e6, ">=", tau_s)
+
+
 def whole_burst(*, ready: int, steps: int, B: int) -> Check:
     """Without streaming: the groups of the steps that are left, mu B at the burst's start, are ready or in the batch."""
     return check("groups of the burst mu B", ready, ">=", steps * B)

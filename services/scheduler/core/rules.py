@@ -23,6 +23,8 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
+import msgspec
+
 from schemas import events as e
 from schemas import ids
 from schemas.envelope import Decision
@@ -223,13 +225,11 @@ def evacuate(state: State) -> Decisions:
 
 def place_again(state: State) -> Decisions:
     """The next attempt of an execution whose attempt was lost takes its slot; no counter moves. One that has its slot
-    on a cell which serves nobody is moved first (10). After the last burst only held-out ones are placed."""
+    on a cell which serves nobody is moved first (11). After the last burst too: the last measurement waits for its slots."""
     if state.paused:
         return
     able = {name: cell for name, cell in serving(state)}
     for name in sorted(n for n, each in state.executions.items() if each.lost and each.cell in able):
-        if state.burst is None and not state.executions[name].measurement:
-            continue
         execution = state.executions[name]
         cell = able[execution.cell]
         yield Decision(
@@ -271,23 +271,31 @@ def place(state: State) -> Decisions:
 
 def join_training(state: State, now_us: int) -> Decisions:
     """The strategy says who is next and what must hold; where the supply counts, it has held for tau. One cell at a time
-    joins, or all that the strategy names."""
+    joins, or all that the strategy names. What keeps it back is said whenever it is something else than before."""
     burst, strategy = state.burst, strategy_of(state)
     if state.paused or moving(state) or state.recall or burst is None or burst.done == burst.steps:
         return
     names = strategy.joining(state)
     if not names:
         return
-    if strategy.supplied and not state.supply_held:
-        if supply_check(state).holds and not state.supply_timer:
-            yield Decision(
-                kind="timer.set",
-                entity=ids.timer_id("supply", state.timers + 1),
-                data=e.TimerSet(purpose="supply", due_us=now_us + round(state.rules.scheduler.tau_s * 1e6)),
-            )
-        return
+    supply = supply_check(state)
+    if strategy.supplied and supply.holds and not state.supply_held and not state.supply_timer:
+        yield Decision(
+            kind="timer.set",
+            entity=ids.timer_id("supply", state.timers + 1),
+            data=e.TimerSet(purpose="supply", due_us=now_us + round(state.rules.scheduler.tau_s * 1e6)),
+        )
     reason = strategy.gate(state, names)
-    if not all(each.holds for each in reason):
+    if strategy.supplied and supply.holds and not state.supply_held:
+        tau_s = state.rules.scheduler.tau_s
+        since_us = state.supply_due_us - round(tau_s * 1e6)
+        lasting = eq.supplied_for(since_us=since_us, now_us=now_us, tau_s=tau_s)
+        # Whatever the clock says, it lasted when its timer has fired.
+        reason.insert(2, msgspec.structs.replace(lasting, holds=False))
+    failing = next((each.rule for each in reason if not each.holds), None)
+    if failing is not None:
+        if (names[0], failing) != state.held:
+            yield Decision(kind="cell.held", entity=names[0], data=e.CellHeld(reason=reason))
         return
     for name in names:
         yield _transition(name, state.cells[name], "decided", to="train", reason=reason)

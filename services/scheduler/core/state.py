@@ -164,6 +164,8 @@ class State(msgspec.Struct, kw_only=True):
     """Armed timer of the supply check; empty when the check does not hold or held for tau."""
     supply_due_us: int = 0
     supply_held: bool = False
+    held: tuple[str, str] = ("", "")
+    """The cell that was said last to be held back from training, and the first check that failed then."""
 
     def __repr__(self) -> str:
         cells = " ".join(f"{name}:{cell.place}/{cell.load}" for name, cell in ordered(self))
