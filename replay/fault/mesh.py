@@ -45,6 +45,8 @@ MOST_EVENTS = 8_000
 STUCK_BUDGETS = 3.0
 """Overall budgets of an execution without an event after which a run is stuck."""
 SHORT_S = 0.1
+LAGGING = 0.15
+"""Share of runs with a service that lags."""
 CONNECT_S = 10.0
 """How long a service that starts waits for the event bus."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -85,11 +87,17 @@ class Mesh:
         rng = random.Random(f"{self.setting.seed}:line:{name}")
         return Line(
             way_s=rng.uniform(0.000_1, 0.001),
-            delivery_s=rng.choice([0.000_2, 0.001, 0.005, 0.02]) * rng.uniform(0.5, 1.5),
+            delivery_s=rng.choice([0.000_2, 0.001, 0.005, 0.02]) * rng.uniform(0.5, 1.5) + self._lag_s(name),
             heartbeat_s=5.0,
             sits_out=True,
             carry=self._carry,
         )
+
+    def _lag_s(self, name: str) -> float:
+        """In some runs one reads everything late, mostly the proxy: what it does on old routes must do no harm."""
+        draw = random.Random(f"{self.setting.seed}:lag")
+        lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(0.2, 5.0)
+        return seconds if lags and name == ("proxy" if draw.random() < 0.7 else who) else 0.0
 
     async def run(self, begin: Callable[[], None]) -> None:
         """To its end, or until it is stuck. `begin` is called once the run has started."""

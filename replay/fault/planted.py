@@ -94,32 +94,36 @@ def fish(patch: Path, *, tree: Path, seeds: int = SEEDS, time_s: float = TIME_S)
     with tempfile.TemporaryDirectory(prefix="gyre-planted-") as made:
         into = Path(made)
         plant(patch, tree, into)
-        return caught(patch, into, seeds=seeds, time_s=time_s)
+        line = first_caught(into, tree, seeds=seeds, time_s=time_s)
+    if line is None:
+        return Catch(patch=patch.stem, about=about(patch), seeds=0)
+    return Catch(
+        patch=patch.stem,
+        about=about(patch),
+        seeds=line.seed + 1,
+        violation=line.violations[0],
+        invariants=line.invariants,
+    )
 
 
-def caught(patch: Path, code: Path, *, seeds: int = SEEDS, time_s: float = TIME_S) -> Catch:
-    """The first seed that violates something in this code."""
+def first_caught(code: Path, clean: Path, *, seeds: int = SEEDS, time_s: float = TIME_S) -> Line | None:
+    """The first seed that violates something in this code and nothing in the clean one; None where there is none."""
     twice = min(TWICE, seeds)
-    first = run(code, 0, twice, time_s=time_s)
-    if not any(line.violations for line in first):
+    lines = run(code, 0, twice, time_s=time_s)
+    if not any(line.violations for line in lines):
         again = run(code, 0, twice, time_s=time_s, hash_seed="1")
-        for line, other in zip(first, again, strict=False):
+        for line, other in zip(lines, again, strict=False):
             if line.digest != other.digest:
                 what = f"seed {line.seed} gives another log in a process whose sets have another order"
-                return Catch(
-                    patch=patch.stem, about=about(patch), seeds=line.seed + 1, violation=what, invariants=["same-log"]
-                )
-        first += run(code, twice, seeds - twice, time_s=time_s)
-    for number, line in enumerate(first, start=1):
-        if line.violations:
-            return Catch(
-                patch=patch.stem,
-                about=about(patch),
-                seeds=number,
-                violation=line.violations[0],
-                invariants=line.invariants,
-            )
-    return Catch(patch=patch.stem, about=about(patch), seeds=0)
+                return msgspec.structs.replace(line, violations=[what], invariants=["same-log"])
+        lines = run(code, twice, seeds - twice, time_s=time_s)
+    while lines and lines[-1].violations:
+        last = lines[-1]
+        # What the clean code violates as well has another cause.
+        if not any(line.violations for line in run(clean, last.seed, 1, time_s=time_s)):
+            return last
+        lines = run(code, last.seed + 1, seeds - last.seed - 1, time_s=time_s)
+    return None
 
 
 def run(code: Path, first: int, count: int, *, time_s: float = TIME_S, hash_seed: str = _TURNED) -> list[Line]:
