@@ -85,14 +85,16 @@ def fewer_executions(log: Log) -> Log:
     return renumbered([event for event in log if event.entity != gone or event.kind != "execution.dispatched"])
 
 
+def trained(kind: str) -> Any:
+    """Events of a kind about executions that aren't held out."""
+    return lambda event: event.kind == kind and not event.entity.startswith("e-h")
+
+
 def after_its(log: Log, kind: str, behind: str) -> Log:
     """The first event of the kind about a training execution moves behind the other kind's of the same."""
 
-    def wanted(event: Event) -> bool:
-        return event.kind == kind and not event.entity.startswith("e-h")
-
-    entity = log[find(log, wanted)].entity
-    return later(log, wanted, lambda event: event.kind == behind and event.entity == entity)
+    entity = log[find(log, trained(kind))].entity
+    return later(log, trained(kind), lambda event: event.kind == behind and event.entity == entity)
 
 
 def no_end_before_the_first_transition(log: Log) -> Log:
@@ -264,7 +266,7 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: without(log, of("execution.sealed")), None, "finished and never sealed"),
     ],
     "one_outcome": [
-        (lambda log: without(log, of("execution.settled")), None, "has no outcome yet"),
+        (lambda log: without(log, trained("execution.settled")), None, "has no outcome yet"),
         (lambda log: repeated(log, of("execution.settled")), None, "settled twice"),
         (
             lambda log: changed(log, of("group.ready"), rewards=lambda old: [tampered(old[0], reward=9.0), *old[1:]]),
@@ -275,8 +277,8 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "outcome_rule": [
         (lambda log: changed(log, of("evaluation.scored"), score=0.25), None, "expected valid 0.25"),
-        (lambda log: changed(log, of("execution.finished"), reason="overall_timeout"), None, "expected excluded 0"),
-        (lambda log: changed(log, of("execution.finished"), reason="total_failure"), None, "expected placeholder 0"),
+        (lambda log: changed(log, trained("execution.finished"), reason="overall_timeout"), None, "expected excluded 0"),
+        (lambda log: changed(log, trained("execution.finished"), reason="total_failure"), None, "expected placeholder 0"),
         (lambda log: changed(log, of("execution.settled"), evaluation="v-1"), None, "names the evaluation"),
     ],
     "evaluations": [
@@ -334,7 +336,7 @@ MUTATIONS: dict[str, list[Case]] = {
             None,
             "is not the unmasked part of its path",
         ),
-        (lambda log: changed(log, of("execution.settled"), outcome="excluded"), None, "rows and no valid reward"),
+        (lambda log: changed(log, trained("execution.settled"), outcome="excluded"), None, "rows and no valid reward"),
     ],
     "batch_order": [
         (lambda log: changed(log, of("batch.opened"), 1, step=3), None, "step 3 on version 1 follows step 1"),
@@ -457,7 +459,7 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "replays": [
         (lambda log: changed(log, of("execution.placed"), 7, reason=[]), None, "scheduler, decision"),
-        (lambda log: log[:-40], None, "decisions are missing"),
+        (lambda log: log[: find(log, of("burst.ended"), -1)], None, "decisions are missing"),
     ],
 }
 
