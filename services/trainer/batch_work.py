@@ -110,9 +110,11 @@ class BatchWork:
             await process.changed.wait()
 
     async def pull(self) -> None:
-        """Takes the newest exposure. Where it can't be read, waits for another one, but looks again after a second."""
+        """Takes the newest exposure. Where it can't be read, waits for another one, but looks again after a second. Where
+        there is none any more, the next turn shows what to do."""
         process, exposure = self._process, self._process.view.exposure
-        assert exposure is not None
+        if exposure is None:
+            return
         try:
             await process.in_thread(lambda: self._exchange.pull(exposure.data, self._cell))
         except TransportError as error:
