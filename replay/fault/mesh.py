@@ -96,7 +96,7 @@ class Mesh:
     def _lag_s(self, name: str) -> float:
         """In some runs one reads everything late, mostly the proxy: what it does on old routes must do no harm."""
         draw = random.Random(f"{self.setting.seed}:lag")
-        lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(0.2, 5.0)
+        lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(0.5, 60.0)
         return seconds if lags and name == ("proxy" if draw.random() < 0.7 else who) else 0.0
 
     async def run(self, begin: Callable[[], None]) -> None:
