@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import msgspec
@@ -30,14 +31,10 @@ class Check(Value, frozen=True, kw_only=True):
 
 
 def check(rule: str, left: float, op: Literal["<=", ">=", "<", ">", "=="], right: float) -> Check:
-    holds = {
-        "<=": left <= right,
-        ">=": left >= right,
-        "<": left < right,
-        ">": left > right,
-        "==": left == right,
-    }[op]
-    return Check(rule=rule, left=float(left), op=op, right=float(right), holds=holds)
+    return Check(rule=rule, left=float(left), op=op, right=float(right), holds=_COMPARE[op](left, right))
+
+
+_COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
 
 
 class TaskRef(Value, frozen=True, kw_only=True):

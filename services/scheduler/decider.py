@@ -22,7 +22,8 @@ class Scheduler:
         changes.evolve(state, event)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
-        if state.config is None or state.finished:
+        # Standing rules depend on the state alone.
+        if state.config is None or state.finished or not changes.concerns(event):
             return
         if event.kind == "run.started":
             yield from rules.begin(state)

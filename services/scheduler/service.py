@@ -7,7 +7,7 @@ import asyncio
 from services.mesh.liveness import Watch
 from services.mesh.service import Context, alone, announce
 from services.mesh.shell import Shell
-from services.scheduler.core.state import State, ready_unclaimed, served_capacity
+from services.scheduler.core.state import State, served_capacity
 from services.scheduler.decider import Scheduler
 
 
@@ -19,7 +19,7 @@ async def serve(context: Context) -> None:
     health.ready = lambda: "" if shell.caught_up.is_set() else "reading the log"
     health.gauge("gyre_waterlevel", "w = d - f: outstanding executions", lambda: driver.state.d - driver.state.f)
     health.gauge("gyre_capacity", "C_R: executions that can be served", lambda: _capacity(driver.state))
-    health.gauge("gyre_ready_groups", "Groups ready and unclaimed", lambda: len(ready_unclaimed(driver.state)))
+    health.gauge("gyre_ready_groups", "Groups ready and unclaimed", lambda: driver.state.index.ready)
     health.gauge("gyre_input_sequence", "Last LOG sequence fed to the decider", lambda: driver.position)
     await alone(context)
     await announce(context)

@@ -14,9 +14,40 @@ from schemas.envelope import Event
 from services.mesh.decider import Driver
 from services.scheduler.core import equations as eq
 from services.scheduler.core import measurements
-from services.scheduler.core.state import State, cell_count, ordered, served_capacity
+from services.scheduler.core.state import State, cell_count, least_loaded, ordered, served_capacity
 from services.scheduler.decider import Scheduler
 from tests.scheduler.world import RUN, World, small_config
+
+
+def check_index(state: State) -> None:
+    """What is kept about all cells, executions and groups is what one finds by looking."""
+    index, cells = state.index, state.cells
+    able = {name: cell for name, cell in cells.items() if cell.place == "serving" and not cell.absent}
+    assert index.able == sum(not cell.pool for cell in able.values())
+    assert (index.able_pool, index.C_s) == (
+        sum(cell.pool for cell in able.values()),
+        sum(cell.capacity for cell in able.values() if cell.pool),
+    )
+    assert index.versions == Counter(str(cell.version) for cell in able.values())
+    assert index.prefix == sum(cell.place == "training" for cell in cells.values())
+    assert index.moving == {name for name, cell in cells.items() if cell.place in ("leaving", "returning")}
+    assert index.leaving == sum(cell.place == "leaving" for cell in cells.values())
+    assert index.returned == {name for name, cell in cells.items() if cell.place == "returning" and cell.arrived}
+    assert index.out == {name for name, cell in cells.items() if cell.place == "out"}
+    assert index.troubled == {name for name, cell in cells.items() if cell.lost}
+    assert index.newest == max((cell.version for cell in cells.values()), default=0)
+    free = [
+        (cell.load, not cell.pool, cell.index, name)
+        for name, cell in able.items()
+        if cell.load < cell.capacity and cell.version >= state.published
+    ]
+    assert least_loaded(state) == ((min(free)[0], min(free)[3]) if free else None)
+    assert index.ready == sum(group.status == "ready" for group in state.groups.values())
+    assert index.undecided == sum(group.status == "dispatched" for group in state.groups.values())
+    assert index.lost == {name for name, each in state.executions.items() if each.lost}
+    assert set(state.queue) == {n for n, each in state.executions.items() if each.status == "queued" and each.group}
+    held = [each for name, each in state.executions.items() if each.measurement]
+    assert measurements.slots(state) == sum(each.status in ("placed", "running") for each in held)
 
 
 class Watch:
@@ -41,7 +72,7 @@ class Watch:
         if event.kind == "measurement.opened":
             self.held_out.update(event.data.executions)
         assert not self.held_out.intersection(state.queue)
-        assert not any(self.held_out.intersection(group.executions) for group in state.groups.values())
+        assert not any(each.group for name, each in state.executions.items() if name in self.held_out)
         counters = (state.d, state.p, state.f, state.a)
         if event.kind == "execution.lost" or (event.kind == "execution.placed" and event.data.attempt > 0):
             assert counters == self.before, "a lost execution keeps its place in the ledger"
@@ -51,6 +82,7 @@ class Watch:
         assert state.a >= 0
         if state.config is None:
             return
+        check_index(state)
         moving = [name for name, cell in ordered(state) if cell.place in ("leaving", "returning")]
         if state.config.scheduler.strategy != "colocate":
             assert len(moving) <= 1, "transitions are serial"

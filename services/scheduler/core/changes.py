@@ -13,6 +13,7 @@ from schemas import events as e
 from schemas.envelope import Event
 from schemas.ids import in_pool
 from services.scheduler.core import measurements
+from services.scheduler.core.index import add, change, leave, settle, take
 from services.scheduler.core.state import (
     Batch,
     Burst,
@@ -21,10 +22,17 @@ from services.scheduler.core.state import (
     Group,
     State,
     Trained,
-    supply_check,
+    supplied,
     training,
 )
 from services.scheduler.core.strategies import STRATEGIES
+
+_COMPACT = 1024
+
+
+def concerns(event: Event) -> bool:
+    """Whether the event can change anything."""
+    return event.kind in _CHANGES
 
 
 def evolve(state: State, event: Event) -> None:
@@ -33,7 +41,7 @@ def evolve(state: State, event: Event) -> None:
     if change is None or isinstance(event.data, msgspec.Raw):
         return
     change(state, event)
-    if state.config is not None and not supply_check(state).holds:
+    if (state.supply_timer or state.supply_held) and not supplied(state):
         _reset_supply(state)
 
 
@@ -65,13 +73,12 @@ def _cell_withdrawn(state: State, event: Event) -> None:
     cell = state.cells.get(event.entity)
     # Without the core nothing is trained: it cannot be left out.
     if cell is not None and (cell.pool or cell.index > 0):
-        cell.withdrawn = True
+        change(state, event.entity, withdrawn=True)
 
 
 def _cell_reinstated(state: State, event: Event) -> None:
-    cell = state.cells.get(event.entity)
-    if cell is not None:
-        cell.withdrawn = False
+    if event.entity in state.cells:
+        change(state, event.entity, withdrawn=False)
 
 
 def _cell_added(state: State, event: Event) -> None:
@@ -82,10 +89,11 @@ def _service_joined(state: State, event: Event) -> None:
     if event.owner not in ("rollout", "trainer"):
         return
     state.processes[event.entity] = event.seq
-    cell = state.cells.get(event.entity.removeprefix(f"{event.owner}-"))
+    name = event.entity.removeprefix(f"{event.owner}-")
+    cell = state.cells.get(name)
     # A rollout process serves once its engine has joined.
     if cell is not None and event.owner == cell.lost == "trainer":
-        cell.lost = ""
+        change(state, name, lost="")
 
 
 def _cell_lost(state: State, event: Event) -> None:
@@ -95,18 +103,23 @@ def _cell_lost(state: State, event: Event) -> None:
         return
     # The batch waits for its core, whatever happens.
     if data.service == "rollout" or cell.index > 0:
-        cell.lost = data.service
+        change(state, event.entity, lost=data.service)
 
 
 def _cell_joined(state: State, event: Event) -> None:
     data: e.CellJoined = event.data
-    cell = state.cells.setdefault(event.entity, Cell(index=data.index))
-    cell.pool, cell.capacity = in_pool(event.entity), state.rules.cells.capacity_of(event.entity)
+    name, cells = event.entity, state.rules.cells
+    if name not in state.cells:
+        add(state, name, Cell(index=data.index, pool=in_pool(name), capacity=cells.capacity_of(name)))
+    cell = state.cells[name]
     split = STRATEGIES[state.rules.scheduler.strategy].split and not cell.pool
-    cell.reserved = split and data.index < state.rules.cells.trainers(state.added)
-    cell.version = max(cell.version, data.version)
-    if cell.lost == "rollout":
-        cell.lost = ""
+    change(
+        state,
+        name,
+        reserved=split and data.index < cells.trainers(state.added),
+        version=max(cell.version, data.version),
+        lost="" if cell.lost == "rollout" else cell.lost,
+    )
 
 
 def _role_transition(state: State, event: Event) -> None:
@@ -114,30 +127,35 @@ def _role_transition(state: State, event: Event) -> None:
     cell = state.cells.get(event.entity)
     if cell is None:
         return
+    name = event.entity
     if data.phase == "decided":
+        place = "leaving" if data.target == "train" else "returning"
+        change(state, name, place=place, epoch=data.epoch, arrived=False)
+        _take_back(state.batch, name)
         state.held = ("", "")
-        cell.place = "leaving" if data.target == "train" else "returning"
-        cell.epoch, cell.arrived = data.epoch, False
-        _take_back(state.batch, event.entity)
-        if event.entity in state.recall:
-            state.recall.remove(event.entity)
-        _reset_supply(state)
+        _not_recalled(state, name)
     elif data.epoch != cell.epoch:
         return
     elif data.phase == "acquired":
-        cell.arrived = cell.place in ("leaving", "returning")
-        if data.target == "rollout":
-            cell.version = max(cell.version, data.version)
+        version = max(cell.version, data.version) if data.target == "rollout" else cell.version
+        change(state, name, arrived=cell.place in ("leaving", "returning"), version=version)
+        return
     elif data.phase == "completed":
-        cell.place = "training" if data.target == "train" else "serving"
-        cell.arrived = False
-        _reset_supply(state)
+        change(state, name, place="training" if data.target == "train" else "serving", arrived=False)
     elif data.phase == "failed":
-        cell.place, cell.arrived = "out", False
-        if event.entity in state.recall:
-            state.recall.remove(event.entity)
-        _take_back(state.batch, event.entity)
-        _reset_supply(state)
+        change(state, name, place="out", arrived=False)
+        _not_recalled(state, name)
+        _take_back(state.batch, name)
+    else:
+        return
+    _reset_supply(state)
+
+
+def _not_recalled(state: State, name: str) -> None:
+    if state.recall and state.recall[-1] == name:
+        state.recall.pop()
+    elif name in state.recall:
+        state.recall.remove(name)
 
 
 def _cell_held(state: State, event: Event) -> None:
@@ -149,7 +167,7 @@ def _take_back(batch: Batch | None, cell: str) -> None:
     """What the cell did for the batch went with it."""
     if batch is None:
         return
-    batch.done = [name for name in batch.done if batch.claims.get(name) != cell]
+    batch.done -= len(batch.gradients.pop(cell, ()))
     if cell in batch.joined:
         batch.join_closed, batch.joined = False, []
 
@@ -163,13 +181,16 @@ def _burst_opened(state: State, event: Event) -> None:
 def _burst_ended(state: State, event: Event) -> None:
     data: e.BurstEnded = event.data
     state.burst, state.publishing, state.published = None, -1, data.version
+    settle(state)
     state.recall_reason = list(data.reason)
-    state.recall = [name for name in training(state) if name not in data.staying]
+    staying = set(data.staying)
+    state.recall = [name for name in training(state) if name not in staying]
 
 
 def _group_dispatched(state: State, event: Event) -> None:
     data: e.GroupDispatched = event.data
-    state.groups[event.entity] = Group(version=data.version, executions=list(data.executions))
+    state.groups[event.entity] = Group(version=data.version)
+    state.index.undecided += 1
     state.next_group += 1
     if data.reason in ("replacement", "refill"):
         state.owed -= 1
@@ -181,7 +202,7 @@ def _execution_dispatched(state: State, event: Event) -> None:
         measurements.dispatched(state, event)
         return
     state.d += 1
-    state.queue.append(event.entity)
+    state.line.append(event.entity)
     state.executions[event.entity] = Execution(group=data.group)
 
 
@@ -191,12 +212,17 @@ def _execution_placed(state: State, event: Event) -> None:
     if execution.status == "queued":
         _dequeue(state, event.entity)
         execution.status = "placed"
-        state.a += not execution.measurement
+        if execution.measurement:
+            assert state.measurement is not None
+            state.measurement.slots += 1
+        else:
+            state.a += 1
     else:
         # The next attempt takes over what the lost one had: its slot, and its place in the ledger.
-        state.cells[execution.cell].load -= 1
-    state.cells[data.cell].load += 1
+        leave(state, execution.cell, event.entity)
     execution.cell, execution.attempt, execution.lost = data.cell, data.attempt, False
+    state.index.lost.discard(event.entity)
+    take(state, data.cell, event.entity)
 
 
 def _execution_started(state: State, event: Event) -> None:
@@ -215,6 +241,7 @@ def _execution_lost(state: State, event: Event) -> None:
     execution = state.executions.get(event.entity)
     if execution is not None and execution.status in ("placed", "running") and execution.attempt == data.attempt:
         execution.lost = True
+        state.index.lost.add(event.entity)
 
 
 def _execution_finished(state: State, event: Event) -> None:
@@ -223,40 +250,50 @@ def _execution_finished(state: State, event: Event) -> None:
     if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
         return
     # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
-    counts = not execution.measurement
-    if execution.measurement:
-        measurements.finished(state)
+    counts, name = not execution.measurement, event.entity
     if execution.status == "queued":
-        _dequeue(state, event.entity)
+        _dequeue(state, name)
         state.p += counts
     elif execution.status == "placed":
         state.a -= counts
         state.p += counts
-    if execution.cell:
-        state.cells[execution.cell].load -= 1
     state.f += counts
-    execution.status, execution.cell, execution.lost = "finished", "", False
+    cell, execution.status, execution.cell, execution.lost = execution.cell, "finished", "", False
+    state.index.lost.discard(name)
+    if counts:
+        del state.executions[name]
+    else:
+        measurements.finished(state, had_slot=bool(cell))
+    if cell:
+        leave(state, cell, name)
 
 
 def _dequeue(state: State, name: str) -> None:
     if state.executions[name].measurement:
         assert state.measurement is not None
         state.measurement.queue.remove(name)
+    elif state.line[state.line_from] == name:
+        state.line_from += 1
+        if state.line_from > _COMPACT and 2 * state.line_from > len(state.line):
+            del state.line[: state.line_from]
+            state.line_from = 0
     else:
-        state.queue.remove(name)
+        state.line.remove(name)
 
 
 def _route_moved(state: State, event: Event) -> None:
     data: e.RouteMoved = event.data
     state.executions[event.entity].cell = data.target
-    state.cells[data.source].load -= 1
-    state.cells[data.target].load += 1
+    leave(state, data.source, event.entity)
+    take(state, data.target, event.entity)
 
 
 def _group_ready(state: State, event: Event) -> None:
     group = state.groups.get(event.entity)
     if group is not None and group.status == "dispatched":
         group.status = "ready"
+        state.index.undecided -= 1
+        state.index.ready += 1
 
 
 def _group_claimed(state: State, event: Event) -> None:
@@ -265,20 +302,23 @@ def _group_claimed(state: State, event: Event) -> None:
     if group is None or group.status != "ready" or state.batch is None or state.batch.id != data.batch:
         return
     group.status = "claimed"
+    state.index.ready -= 1
     state.batch.groups.append(event.entity)
     state.batch.claimed += 1
 
 
 def _group_discarded(state: State, event: Event) -> None:
-    if _forget(state, event.entity):
+    group = state.groups.pop(event.entity, None)
+    if group is not None:
         state.owed += 1
+        state.index.undecided -= group.status == "dispatched"
+        state.index.ready -= group.status == "ready"
 
 
 def _group_consumed(state: State, event: Event) -> None:
     assert state.batch is not None
     state.batch.groups.remove(event.entity)
-    state.trained[-1].groups[event.entity] = state.groups[event.entity]
-    _forget(state, event.entity)
+    state.trained[-1].groups[event.entity] = state.groups.pop(event.entity)
     if not state.batch.groups:
         state.batch = None
 
@@ -291,24 +331,17 @@ def _checkpoint_restored(state: State, event: Event) -> None:
     if state.batch is not None:
         for name in state.batch.groups:
             state.groups[name].status = "ready"
+        state.index.ready += len(state.batch.groups)
         state.batch = None
     for undone in [each for each in state.trained if each.version >= data.version]:
         for name, group in undone.groups.items():
             group.status = "ready"
             state.groups[name] = group
+            state.index.ready += 1
         state.trained.remove(undone)
         state.burst.done -= 1
     state.version = data.version
     _reset_supply(state)
-
-
-def _forget(state: State, name: str) -> bool:
-    group = state.groups.pop(name, None)
-    if group is None:
-        return False
-    for execution in group.executions:
-        state.executions.pop(execution, None)
-    return True
 
 
 def _batch_opened(state: State, event: Event) -> None:
@@ -333,20 +366,22 @@ def _micro_step_claimed(state: State, event: Event) -> None:
 def _micro_step_done(state: State, event: Event) -> None:
     data: e.MicroStepDone = event.data
     batch, name = state.batch, event.entity
-    if batch is None or batch.id != data.batch or name in batch.done or batch.claims.get(name) != data.cell:
+    if batch is None or batch.id != data.batch or batch.claims.get(name) != data.cell:
         return
+    mine = batch.gradients.setdefault(data.cell, set())
     # A cell that was put out says late what counts no more.
-    if state.cells[data.cell].place == "training":
-        batch.done.append(name)
+    if name not in mine and state.cells[data.cell].place == "training":
+        mine.add(name)
+        batch.done += 1
 
 
 def _micro_step_released(state: State, event: Event) -> None:
     data: e.MicroStepReleased = event.data
     batch = state.batch
     if batch is not None and batch.id == data.batch:
-        batch.claims.pop(event.entity, None)
-        if event.entity in batch.done:
-            batch.done.remove(event.entity)
+        mine = batch.gradients.get(batch.claims.pop(event.entity, ""), set())
+        batch.done -= event.entity in mine
+        mine.discard(event.entity)
 
 
 def _join_closed(state: State, event: Event) -> None:
@@ -376,8 +411,8 @@ def _weights_exposed(state: State, event: Event) -> None:
 def _weights_published(state: State, event: Event) -> None:
     data: e.WeightsPublished = event.data
     cell = state.cells.get(event.entity)
-    if cell is not None:
-        cell.version = max(cell.version, data.version)
+    if cell is not None and cell.version < data.version:
+        change(state, event.entity, version=data.version)
 
 
 def _timer_set(state: State, event: Event) -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from schemas.units import Check, check
 
+WATERLEVEL = "waterlevel (2)"
+
 
 def capacity(*, C_s: int, K: int, k: int, C_e: int) -> int:
     """Equation (1): C_R = C_s + (K - k) C_e. A cell in transition serves nobody, so it counts in k."""
@@ -32,7 +34,7 @@ def startable(*, d: int, p: int, f: int, a: int, C_R: int, e: int = 0) -> int:
 
 def waterlevel_allows(*, w: int, C_R: int, C_e: int) -> Check:
     """Equation (2): w <= C_R - C_e, what is outstanding still fits when C_e fewer are served: one cell, or several."""
-    return check("waterlevel (2)", w, "<=", C_R - C_e)
+    return check(WATERLEVEL, w, "<=", C_R - C_e)
 
 
 def supply(*, ready: int, need: int, rho_min: float, B: int) -> Check:

@@ -41,13 +41,16 @@ def dispatched(state: State, event: Event) -> None:
     assert state.measurement is not None
     state.measurement.queue.append(event.entity)
     state.measurement.open.append(event.entity)
+    state.measurement.unfinished += 1
     state.executions[event.entity] = Execution(group="", measurement=data.measurement)
 
 
-def finished(state: State) -> None:
+def finished(state: State, *, had_slot: bool) -> None:
     """A held-out execution finished."""
     assert state.measurement is not None
-    state.measurement.late += any(cell.version > state.measurement.version for cell in state.cells.values())
+    state.measurement.unfinished -= 1
+    state.measurement.slots -= had_slot
+    state.measurement.late += state.index.newest > state.measurement.version
 
 
 def settled(state: State, event: Event) -> None:
@@ -144,14 +147,14 @@ def place(state: State) -> Decisions:
 
 def slots(state: State) -> int:
     """Held-out executions that are placed and not finished."""
-    return sum(state.executions[name].status in ("placed", "running") for name in _open(state))
+    return state.measurement.slots if state.measurement is not None else 0
 
 
 def leaves_room(state: State, leaving: int) -> Check | None:
     """Whether what is queued and runs of a measurement fits, with the waterlevel, when `leaving` fewer are served.
 
     None while there is nothing: (2) alone decides then."""
-    unfinished = sum(state.executions[name].status != "finished" for name in _open(state))
+    unfinished = state.measurement.unfinished if state.measurement is not None else 0
     if not unfinished:
         return None
     w = eq.waterlevel(d=state.d, f=state.f)
@@ -164,6 +167,3 @@ def tasks_of(state: State, count: int) -> list[TaskRef]:
     order = random.Random(f"{state.seed}:held-out").sample(range(len(known)), len(known))
     return [known[order[index % len(known)]] for index in range(count)]
 
-
-def _open(state: State) -> list[str]:
-    return state.measurement.open if state.measurement is not None else []

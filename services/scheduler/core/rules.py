@@ -19,6 +19,8 @@ Order of `standing`, the rules that are looked at after every event:
 
 from __future__ import annotations
 
+import functools
+import heapq
 import random
 from collections.abc import Iterator
 from typing import Literal
@@ -34,18 +36,19 @@ from services.scheduler.core import measurements
 from services.scheduler.core.state import (
     Cell,
     State,
+    cell_count,
     least_loaded,
     members,
     moving,
-    ordered,
     served_capacity,
-    serving,
+    supplied,
     supply_check,
     training,
 )
 from services.scheduler.core.strategies import strategy_of
 
 Decisions = Iterator[Decision]
+_CORE = ids.cell_id(0)
 
 
 def begin(state: State) -> Decisions:
@@ -56,44 +59,69 @@ def begin(state: State) -> Decisions:
 
 
 def standing(state: State, now_us: int) -> Decisions:
-    yield from put_out(state)
-    yield from complete_transition(state)
-    yield from consume(state)
-    yield from end_burst(state)
-    yield from measurements.close(state)
-    yield from measurements.open_due(state)
+    """Rules that have nothing to look at are passed over: most events concern one or two."""
+    index = state.index
+    if index.troubled:
+        yield from put_out(state)
+    if index.moving:
+        yield from complete_transition(state)
+    if state.batch is not None and state.batch.stepped:
+        yield from consume(state)
+    if state.publishing >= 0:
+        yield from end_burst(state)
+    if state.measurement is not None:
+        yield from measurements.close(state)
+    if state.rules.eval.every:
+        yield from measurements.open_due(state)
     yield from finish(state)
     if state.finished:
         return
-    yield from send_back(state)
-    yield from open_batch(state)
-    yield from close_join(state)
-    yield from refill(state)
-    yield from evacuate(state)
-    yield from place_again(state)
-    yield from measurements.place(state)
+    if state.recall or index.out:
+        yield from send_back(state)
+    if state.batch is None:
+        yield from open_batch(state)
+    if state.batch is not None and state.batch.micro_steps >= 0:
+        yield from close_join(state)
+    if state.owed:
+        yield from refill(state)
+    if index.emptying:
+        yield from evacuate(state)
+    if index.lost:
+        yield from place_again(state)
+    if state.measurement is not None:
+        yield from measurements.place(state)
     yield from place(state)
-    yield from join_training(state, now_us)
+    if not _still_held(state):
+        yield from join_training(state, now_us)
 
 
 def put_out(state: State) -> Decisions:
     """Nobody waits for a cell that is gone: its transition fails, and the prefix shrinks to below it. Those above it
     leave too, the highest first; what all of them trained of the open batch is trained again by those who stay."""
-    lost = [state.cells[name].index for name in training(state) if state.cells[name].lost == "trainer"]
-    lost += [cell.index for _, cell in moving(state) if cell.lost and cell.place == "leaving"]
+    troubled = [state.cells[name] for name in state.index.troubled]
+    lost = [
+        cell.index
+        for cell in troubled
+        if cell.place == "leaving" or (cell.place == "training" and cell.lost == "trainer")
+    ]
     for name, cell in reversed(moving(state)):
         if cell.lost or (lost and cell.place == "leaving" and cell.index > min(lost)):
             yield _failed(name, cell, lost=min([*lost, cell.index]))
-    for name in reversed(training(state)):
-        if lost and state.cells[name].index >= min(lost):
+    if lost:
+        for name in reversed(training(state)[min(lost) :]):
             yield _failed(name, state.cells[name], lost=min(lost))
 
 
 def complete_transition(state: State) -> Decisions:
     """Into training in the order of their indices, so that whoever trains is a prefix also where several are on the way."""
-    for name, cell in moving(state):
-        if cell.arrived and (cell.place == "returning" or cell.index == len(training(state))):
-            yield _transition(name, cell, "completed", to="train" if cell.place == "leaving" else "rollout", reason=[])
+    for name in sorted(state.index.returned, key=ids.cell_index):
+        yield _transition(name, state.cells[name], "completed", to="rollout", reason=[])
+    while state.index.leaving:
+        name = ids.cell_id(state.index.prefix)
+        cell = state.cells.get(name)
+        if cell is None or cell.place != "leaving" or not cell.arrived:
+            return
+        yield _transition(name, cell, "completed", to="train", reason=[])
 
 
 def consume(state: State) -> Decisions:
@@ -122,7 +150,7 @@ def end_burst(state: State) -> Decisions:
     burst = state.burst
     if state.paused or burst is None or burst.done < burst.steps or state.batch is not None or state.publishing < 0:
         return
-    if any(cell.version < state.publishing for _, cell in serving(state)):
+    if any(int(version) < state.publishing for version in state.index.versions):
         return
     s = state.rules.scheduler
     last = burst.first_step + burst.steps > state.rules.steps
@@ -156,27 +184,29 @@ def send_back(state: State) -> Decisions:
     """The cells of a burst that ended return one at a time, or together; the core last, so that the others stay a
     prefix. So does one that was put out, once its process is there."""
     together = strategy_of(state).together
-    if any(cell.place == "leaving" or not together for _, cell in moving(state)):
+    if state.index.leaving or (state.index.moving and not together):
         return
     while state.recall and together:
         name = state.recall[-1]
         yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
-    if moving(state):
+    if state.index.moving:
         return
     if state.recall:
         name = state.recall[-1]
         yield _transition(name, state.cells[name], "decided", to="rollout", reason=state.recall_reason)
         return
-    out = [(name, cell) for name, cell in ordered(state) if cell.place == "out" and not cell.lost]
+    out = [name for name in state.index.out if not state.cells[name].lost]
     if out:
-        name, cell = out[-1]
-        reason = [check("above the prefix", cell.index, ">=", len(training(state)))]
-        yield _transition(name, cell, "decided", to="rollout", reason=reason)
+        name = max(out, key=ids.cell_index)
+        reason = [check("above the prefix", state.cells[name].index, ">=", state.index.prefix)]
+        yield _transition(name, state.cells[name], "decided", to="rollout", reason=reason)
 
 
 def open_batch(state: State) -> Decisions:
     burst = state.burst
-    if burst is None or burst.done == burst.steps or state.batch is not None or ids.cell_id(0) not in members(state):
+    if burst is None or burst.done == burst.steps or state.batch is not None or not state.index.prefix:
+        return
+    if _CORE in state.recall:
         return
     index = state.batches + 1
     yield Decision(
@@ -196,9 +226,9 @@ def open_batch(state: State) -> Decisions:
 def close_join(state: State) -> Decisions:
     """The update follows: the stream is closed, every micro-step is done, and no cell is on its way into training."""
     batch = state.batch
-    if batch is None or batch.join_closed or batch.micro_steps < 0 or len(batch.done) < batch.micro_steps:
+    if batch is None or batch.join_closed or batch.micro_steps < 0 or batch.done < batch.micro_steps:
         return
-    if any(cell.place == "leaving" for _, cell in moving(state)):
+    if state.index.leaving:
         return
     joined = members(state)
     yield Decision(
@@ -218,8 +248,8 @@ def refill(state: State) -> Decisions:
 
 
 def evacuate(state: State) -> Decisions:
-    for name, cell in ordered(state):
-        if cell.absent and cell.place == "serving":
+    for name in sorted(state.index.emptying, key=lambda name: (ids.in_pool(name), ids.cell_index(name))):
+        if state.cells[name].holds:
             yield from _move_routes(state, name)
 
 
@@ -228,10 +258,11 @@ def place_again(state: State) -> Decisions:
     on a cell which serves nobody is moved first (11). After the last burst too: the last measurement waits for its slots."""
     if state.paused:
         return
-    able = {name: cell for name, cell in serving(state)}
-    for name in sorted(n for n, each in state.executions.items() if each.lost and each.cell in able):
+    for name in sorted(state.index.lost):
         execution = state.executions[name]
-        cell = able[execution.cell]
+        cell = state.cells[execution.cell]
+        if cell.place != "serving" or cell.absent:
+            continue
         yield Decision(
             kind="execution.placed",
             entity=name,
@@ -246,7 +277,7 @@ def place_again(state: State) -> Decisions:
 
 def place(state: State) -> Decisions:
     """The start rule, on the least loaded engine whose policy version is current. After the last burst nothing more."""
-    while not state.paused and state.burst is not None:
+    while state.line_from < len(state.line) and state.index.free and not state.paused and state.burst is not None:
         C_R, held_out = served_capacity(state), measurements.slots(state)
         if eq.startable(d=state.d, p=state.p, f=state.f, a=state.a, C_R=C_R, e=held_out) == 0:
             return
@@ -256,7 +287,7 @@ def place(state: State) -> Decisions:
         load, name = engine
         yield Decision(
             kind="execution.placed",
-            entity=state.queue[0],
+            entity=state.line[state.line_from],
             data=e.ExecutionPlaced(
                 cell=name,
                 epoch=state.cells[name].epoch,
@@ -273,7 +304,7 @@ def join_training(state: State, now_us: int) -> Decisions:
     """The strategy says who is next and what must hold; where the supply counts, it has held for tau. One cell at a time
     joins, or all that the strategy names. What keeps it back is said whenever it is something else than before."""
     burst, strategy = state.burst, strategy_of(state)
-    if state.paused or moving(state) or state.recall or burst is None or burst.done == burst.steps:
+    if state.paused or state.index.moving or state.recall or burst is None or burst.done == burst.steps:
         return
     names = strategy.joining(state)
     if not names:
@@ -309,17 +340,54 @@ def _move_routes(state: State, source: str) -> Decisions:
 
     After equation (2) there is room for all of them; where a cell is withdrawn, the rest waits for room.
     """
-    for execution in sorted(n for n, each in state.executions.items() if each.cell == source):
-        room = [(n, cell) for n, cell in serving(state) if cell.load < cell.capacity]
-        if not room:
-            return
-        pool = [(cell.load, cell.index, n) for n, cell in room if cell.pool]
-        target = min(pool)[2] if pool else room[-1][0]
+    pool = [(cell.load, cell.index, name) for name, cell in _pool(state) if cell.load < cell.capacity]
+    heapq.heapify(pool)
+    index = cell_count(state) - 1
+    for execution in sorted(state.cells[source].holds):
+        if pool:
+            load, place, target = pool[0]
+            if load + 1 < state.cells[target].capacity:
+                heapq.heapreplace(pool, (load + 1, place, target))
+            else:
+                heapq.heappop(pool)
+        else:
+            while index >= 0 and not _has_room(state, ids.cell_id(index)):
+                index -= 1
+            if index < 0:
+                return
+            target = ids.cell_id(index)
         yield Decision(
             kind="route.moved",
             entity=execution,
             data=e.RouteMoved(source=source, target=target, epoch=state.cells[target].epoch, kv="recomputed"),
         )
+
+
+def _pool(state: State) -> list[tuple[str, Cell]]:
+    """Engines of the pool that may take executions."""
+    names = [ids.pool_id(index) for index in range(state.rules.cells.pool)]
+    return [(name, state.cells[name]) for name in names if name in state.cells and not state.cells[name].absent]
+
+
+def _has_room(state: State, name: str) -> bool:
+    cell = state.cells.get(name)
+    return cell is not None and cell.place == "serving" and not cell.absent and cell.load < cell.capacity
+
+
+def _still_held(state: State) -> bool:
+    """Whether the next cell is held back by what was said before, so that nothing new can be decided about it."""
+    name, rule = state.held
+    if not name or name != ids.cell_id(state.index.prefix):
+        return False
+    supplied_now = supplied(state)
+    if supplied_now and not state.supply_held and not state.supply_timer:
+        return False
+    if rule == eq.WATERLEVEL:
+        able = cell_count(state) - state.index.prefix
+        everybody = state.index.able == able and strategy_of(state).together
+        leaving = state.rules.cells.trainers(state.added) - state.index.prefix if everybody else 1
+        return state.d - state.f > served_capacity(state) - leaving * state.rules.cells.capacity
+    return False
 
 
 def _transition(
@@ -393,5 +461,9 @@ def _dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
 def task_of(state: State, index: int) -> TaskRef:
     """The task of the group with this index: every pass over the tasks is a new order drawn from the run's seed."""
     lap, position = divmod(index, len(state.tasks))
-    order = random.Random(f"{state.seed}:tasks:{lap}").sample(range(len(state.tasks)), len(state.tasks))
-    return state.tasks[order[position]]
+    return state.tasks[_lap(state.seed, lap, len(state.tasks))[position]]
+
+
+@functools.lru_cache(maxsize=8)
+def _lap(seed: int, lap: int, count: int) -> list[int]:
+    return random.Random(f"{seed}:tasks:{lap}").sample(range(count), count)

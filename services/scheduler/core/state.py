@@ -14,9 +14,10 @@ from typing import Literal
 import msgspec
 
 from schemas.config import Config
-from schemas.ids import cell_id
+from schemas.ids import cell_id, cell_index
 from schemas.units import Check, TaskRef
 from services.scheduler.core import equations as eq
+from services.scheduler.core.index import Index
 
 
 class Execution(msgspec.Struct, kw_only=True):
@@ -41,6 +42,9 @@ class Measurement(msgspec.Struct, kw_only=True):
     """Its executions that have no slot yet."""
     open: list[str] = []
     """Its executions that are not settled."""
+    slots: int = 0
+    """Its executions that are placed and not finished."""
+    unfinished: int = 0
     outcomes: dict[str, int] = {}
     rewards: list[float] = []
     """Of those that are not excluded."""
@@ -50,7 +54,6 @@ class Measurement(msgspec.Struct, kw_only=True):
 
 class Group(msgspec.Struct, kw_only=True):
     version: int
-    executions: list[str]
     status: Literal["dispatched", "ready", "claimed"] = "dispatched"
 
 
@@ -65,7 +68,7 @@ class Cell(msgspec.Struct, kw_only=True):
     """The move's last phase was reported; the scheduler has yet to complete it."""
     epoch: int = 0
     version: int = 0
-    load: int = 0
+    holds: set[str] = set()
     """Executions placed here and not finished."""
     withdrawn: bool = False
     """An operator wants it empty: it takes nothing, and what it has moves away as room appears."""
@@ -73,6 +76,10 @@ class Cell(msgspec.Struct, kw_only=True):
     """Kept for training by a fixed split: it serves nobody, in whatever role."""
     lost: Literal["", "rollout", "trainer"] = ""
     """Which of its processes is gone, until another one joins."""
+
+    @property
+    def load(self) -> int:
+        return len(self.holds)
 
     @property
     def absent(self) -> bool:
@@ -100,8 +107,10 @@ class Batch(msgspec.Struct, kw_only=True):
     """How many there are, known once the stream is closed."""
     claims: dict[str, str] = {}
     """Micro-step to the cell that claimed it last."""
-    done: list[str] = []
-    """Micro-steps whose gradient some member holds."""
+    gradients: dict[str, set[str]] = {}
+    """Cell to the micro-steps whose gradient it holds."""
+    done: int = 0
+    """How many these are."""
     join_closed: bool = False
     joined: list[str] = []
     """The members that its join window closed with."""
@@ -129,8 +138,11 @@ class State(msgspec.Struct, kw_only=True):
     p: int = 0
     f: int = 0
     a: int = 0
-    queue: list[str] = []
+    line: list[str] = []
+    """Executions in the order of their dispatch; those before `line_from` have left it."""
+    line_from: int = 0
     executions: dict[str, Execution] = {}
+    """Those that are not finished, and held-out ones that are not settled."""
     groups: dict[str, Group] = {}
     cells: dict[str, Cell] = {}
     measurement: Measurement | None = None
@@ -167,6 +179,13 @@ class State(msgspec.Struct, kw_only=True):
     held: tuple[str, str] = ("", "")
     """The cell that was said last to be held back from training, and the first check that failed then."""
 
+    index: Index = msgspec.field(default_factory=Index)
+
+    @property
+    def queue(self) -> list[str]:
+        """Executions that have no slot yet, in order."""
+        return self.line[self.line_from :]
+
     def __repr__(self) -> str:
         cells = " ".join(f"{name}:{cell.place}/{cell.load}" for name, cell in ordered(self))
         return f"<Scheduler d={self.d} p={self.p} f={self.f} a={self.a} w={self.d - self.f} | v{self.version} | {cells}>"
@@ -184,50 +203,32 @@ def cell_count(state: State) -> int:
 
 
 def ordered(state: State) -> list[tuple[str, Cell]]:
-    """Cells by index, the core first; then the pool's engines."""
-    return _by_index(list(state.cells.items()))
-
-
-def serving(state: State) -> list[tuple[str, Cell]]:
-    """Cells that may take executions. What a withdrawn cell still has runs on."""
-    return _by_index([each for each in state.cells.items() if each[1].place == "serving" and not each[1].absent])
+    """Cells by index, the core first; then the pool's engines. For whoever tells: no rule asks for all of them."""
+    return sorted(state.cells.items(), key=lambda each: (each[1].pool, each[1].index))
 
 
 def moving(state: State) -> list[tuple[str, Cell]]:
-    return _by_index([each for each in state.cells.items() if each[1].place in ("leaving", "returning")])
+    return [(name, state.cells[name]) for name in sorted(state.index.moving, key=cell_index)]
 
 
 def training(state: State) -> list[str]:
-    return [name for name, _ in _by_index([each for each in state.cells.items() if each[1].place == "training"])]
-
-
-def _by_index(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
-    # Every rule looks at every event, and there is seldom anything to sort.
-    if len(cells) > 1:
-        cells.sort(key=lambda each: (each[1].pool, each[1].index))
-    return cells
+    """A prefix, the core first."""
+    return [cell_id(index) for index in range(state.index.prefix)]
 
 
 def served_capacity(state: State) -> int:
     """C_R by equation (1); cells that have not joined serve nobody."""
-    K, able = cell_count(state), serving(state)
-    pool = [cell.capacity for _, cell in able if cell.pool]
-    k = K - (len(able) - len(pool))
-    return eq.capacity(C_s=sum(pool), K=K, k=k, C_e=state.rules.cells.capacity)
+    K = cell_count(state)
+    return eq.capacity(C_s=state.index.C_s, K=K, k=K - state.index.able, C_e=state.rules.cells.capacity)
 
 
 def least_loaded(state: State) -> tuple[int, str] | None:
     """Load and name of the engine that the next execution goes to (ties: the pool, then lowest index); None when none has room.
 
     Its policy version is current."""
-    free = [
-        (cell.load, not cell.pool, cell.index, name)
-        for name, cell in serving(state)
-        if cell.load < cell.capacity and cell.version >= state.published
-    ]
-    if not free:
+    if not state.index.free:
         return None
-    load, _, _, name = min(free)
+    load, _, name = state.index.free[0]
     return load, name
 
 
@@ -236,44 +237,48 @@ def members(state: State) -> list[str]:
     return [name for name in training(state) if name not in state.recall]
 
 
-def ready_unclaimed(state: State) -> list[str]:
-    """Oldest version first, then order of dispatch."""
-    ready = [(group.version, name) for name, group in state.groups.items() if group.status == "ready"]
-    return [name for _, name in sorted(ready)]
+def supply(state: State) -> int:
+    """Ready and unclaimed groups, capped by what the batch still needs."""
+    need = state.rules.scheduler.B - (state.batch.claimed if state.batch else 0)
+    return min(state.index.ready, need)
+
+
+def supplied(state: State) -> bool:
+    """Whether the supply check holds."""
+    s = state.rules.scheduler
+    return supply(state) >= s.rho_min * s.B
 
 
 def supply_check(state: State) -> Check:
-    need = state.rules.scheduler.B - (state.batch.claimed if state.batch else 0)
-    return eq.supply(
-        ready=len(ready_unclaimed(state)),
-        need=need,
-        rho_min=state.rules.scheduler.rho_min,
-        B=state.rules.scheduler.B,
-    )
+    s = state.rules.scheduler
+    need = s.B - (state.batch.claimed if state.batch else 0)
+    return eq.supply(ready=state.index.ready, need=need, rho_min=s.rho_min, B=s.B)
 
 
 def prefix_to_train(state: State) -> list[str]:
     """Cells that may join the growing prefix, core first, up to the first that is not serving or may not train."""
     found = []
-    for index in range(len(training(state)), state.rules.cells.trainers(state.added)):
-        cell = state.cells.get(cell_id(index))
-        if cell is None or cell.place != "serving" or cell.withdrawn or cell.lost:
+    for index in range(state.index.prefix, state.rules.cells.trainers(state.added)):
+        name = cell_id(index)
+        if not _may_train(state, name):
             break
-        found.append(cell_id(index))
+        found.append(name)
     return found
 
 
 def next_to_train(state: State) -> str | None:
     """The next cell of the growing prefix, core first; None when it is not serving or no more may train."""
-    return next(iter(prefix_to_train(state)), None)
+    name = cell_id(state.index.prefix)
+    able = state.index.prefix < state.rules.cells.trainers(state.added) and _may_train(state, name)
+    return name if able else None
+
+
+def _may_train(state: State, name: str) -> bool:
+    cell = state.cells.get(name)
+    return cell is not None and cell.place == "serving" and not cell.withdrawn and not cell.lost
 
 
 def groups_of_burst(state: State) -> int:
     """Groups that are ready, and those that the open batch has of them already."""
     batch = state.batch
-    return len(ready_unclaimed(state)) + (batch.claimed if batch is not None and not batch.stepped else 0)
-
-
-def unsettled_groups(state: State) -> int:
-    """Groups that may still be discarded."""
-    return sum(group.status == "dispatched" for group in state.groups.values())
+    return state.index.ready + (batch.claimed if batch is not None and not batch.stepped else 0)

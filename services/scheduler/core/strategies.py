@@ -28,10 +28,8 @@ from services.scheduler.core.state import (
     next_to_train,
     prefix_to_train,
     served_capacity,
-    serving,
     supply_check,
     training,
-    unsettled_groups,
 )
 
 
@@ -71,8 +69,8 @@ def _leaves_room(state: State, names: list[str]) -> list[Check]:
     held_out = measurements.leaves_room(state, leaving)
     if held_out is not None:
         checks.append(held_out)
-    if len(serving(state)) <= len(names):
-        checks.append(check("groups without outcome", unsettled_groups(state), "==", 0))
+    if state.index.able + state.index.able_pool <= len(names):
+        checks.append(check("groups without outcome", state.index.undecided, "==", 0))
     return checks
 
 
@@ -101,7 +99,7 @@ def _retention(state: State) -> tuple[list[str], list[Check]]:
     """Equation (3) and the supply check keep the core."""
     s, cells = state.rules.scheduler, state.rules.cells
     w = eq.waterlevel(d=state.d, f=state.f) + state.owed * s.N
-    absent = [cell for cell in state.cells.values() if cell.withdrawn or cell.lost]
+    absent = [state.cells[name] for name in state.index.withdrawn | state.index.troubled]
     C_s = cells.C_s - sum(cell.capacity for cell in absent if cell.pool)
     K = cell_count(state) - sum(not cell.pool for cell in absent)
     reason = [
