@@ -49,7 +49,9 @@ UNHEARD: dict[str, frozenset[str]] = {
             "evaluation.requested",
             "evaluation.claimed",
             "evaluation.scored",
+            "execution.settled",
             "group.materialized",
+            "micro-step.enqueued",
             "checkpoint.saved",
         }
     ),

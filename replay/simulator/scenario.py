@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.config import Config, from_tree
+from schemas.config import Config, from_tree, validate
 from schemas.errors import ConfigError
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
@@ -103,14 +103,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def nodes(self) -> float:
         """Nodes of all cells and of the pool."""
         cells = self.run.cells
-        return cells.count * self.world.cell_nodes + _pool(cells)[0] * self.world.pool_nodes
+        return cells.count * self.world.cell_nodes + cells.pool * self.world.pool_nodes
 
     @property
     def slots(self) -> int:
         """Executions that all engines together serve, when none of them trains."""
         cells = self.run.cells
-        count, capacity = _pool(cells)
-        return cells.count * cells.capacity + count * capacity
+        return cells.count * cells.capacity + cells.C_s
 
     def origin_of(self, key: str) -> str:
         return next(name for name in ("given", "assumed", "fitted") if key in getattr(self.origin, name))
@@ -168,9 +167,29 @@ def from_mapping(tree: dict[str, Any], *, where: str) -> Scenario:
     return scenario
 
 
-def with_world(scenario: Scenario, **values: float) -> Scenario:
-    """The scenario with other numbers in its world."""
-    return msgspec.structs.replace(scenario, world=msgspec.structs.replace(scenario.world, **values))
+def changed(
+    scenario: Scenario,
+    *,
+    name: str = "",
+    steps: int = 0,
+    cells: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    world: dict[str, float] | None = None,
+) -> Scenario:
+    """The scenario with other values in its sections. Raises ConfigError when they do not go together."""
+    replace = msgspec.structs.replace
+    run = scenario.run
+    run = replace(
+        run,
+        name=name or run.name,
+        steps=steps or run.steps,
+        cells=replace(run.cells, **cells or {}),
+        scheduler=replace(run.scheduler, **scheduler or {}),
+    )
+    validate(run, where=run.name)
+    found = replace(scenario, run=run, world=replace(scenario.world, **world or {}))
+    _check(found, run.name)
+    return found
 
 
 def _check(scenario: Scenario, where: str) -> None:
@@ -201,10 +220,6 @@ def _timeouts(world: dict[str, Any]) -> dict[str, float]:
     """The time-outs that the run's log states are the world's."""
     harness, overall = world.get("harness_h", 1.0), world.get("ceiling_h", 1.0)
     return {"timeout_s": 3600.0 * min(harness, overall), "overall_timeout_s": 3600.0 * overall}
-
-
-def _pool(cells: Any) -> tuple[int, int]:
-    return getattr(cells, "pool", 0), getattr(cells, "pool_capacity", 0)
 
 
 def _tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from replay.simulator.scenario import Scenario
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Event
-from schemas.ids import cell_id, cell_index
+from schemas.ids import cell_id, cell_index, pool_id
 from schemas.units import GapStats
 
 _GAP = GapStats()
@@ -87,6 +87,8 @@ class Facts:
         cells = self._config.cells
         for index in range(cells.count):
             self._join(cell_id(index), index, cells.capacity)
+        for index in range(cells.pool):
+            self._join(pool_id(index), index, cells.pool_capacity)
 
     def answer(self, event: Event) -> None:
         self._now_us = event.time_us
@@ -253,7 +255,7 @@ class Facts:
 
     def _burst_ended(self, event: Event, data: e.BurstEnded) -> None:
         """Who goes back takes nothing any more."""
-        staying = {cell_id(0)} if data.core_stays else set()
+        staying = set(data.staying)
         self._training = {name: epoch for name, epoch in self._training.items() if name in staying}
         self._idle &= staying
 
@@ -349,7 +351,7 @@ class Facts:
         self._later(seconds, step)
 
     def _streams(self) -> bool:
-        return bool(getattr(self._config.scheduler, "streaming", True))
+        return self._config.scheduler.streaming
 
     def _batch_stepped(self, event: Event, data: e.BatchStepped) -> None:
         assert self._batch is not None

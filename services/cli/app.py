@@ -332,7 +332,13 @@ def simulate(
     seed: int = 0,
     overrides: Overrides = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    timeline: Annotated[Path | None, Flag] = None,
     parameters: Annotated[bool, Flag] = False,
+    suite: str = "",
+    fit: Annotated[bool, Flag] = False,
+    seeds: int = 10,
+    jobs: int = 1,
+    surfaces: Path = Path("state/simulate/surfaces.json"),
     json: Json = False,
 ) -> int:
     """Play a scenario on a virtual clock: the real deciders in a modelled world, hours of a cluster in seconds.
@@ -345,15 +351,32 @@ def simulate(
         Durations and scores are drawn from it.
     output
         Write the run's log to this file, for gyre check and gyre replay.
+    timeline
+        Draw roles of cells, batches and waterlevel over time to this file, SVG.
     parameters
         Print the numbers of the modelled world and where they come from, and play nothing.
+    suite
+        Many runs beside the paper's numbers: ablation, speedups, staleness, headroom.
+    fit
+        Fit the world's free numbers to the ablation, for the suite of that name. Takes hundreds of runs.
+    seeds
+        Of a suite: how many seeds each scenario is played with.
+    jobs
+        Processes that share the runs of a suite; 0 takes one for each core.
+    surfaces
+        What --fit measured, for the suite ablation.
     """
     from services.cli.simulate_command import one_of, parameters_command, simulate_command
+    from services.cli.simulate_suites import fit_command, suite_command
 
-    one_of(FILE=file)
+    chosen = one_of(**{"FILE": file, "--suite": suite, "--fit": fit})
+    if chosen == "--fit":
+        return fit_command(jobs=jobs, surfaces=surfaces, json=json)
+    if chosen == "--suite":
+        return suite_command(suite, seeds=seeds, jobs=jobs, surfaces=surfaces, json=json)
     if parameters:
         return parameters_command(file, overrides or [], json=json)
-    return simulate_command(file, overrides or [], seed=seed, output=output, json=json)
+    return simulate_command(file, overrides or [], seed=seed, output=output, timeline=timeline, json=json)
 
 
 @app.command

@@ -15,20 +15,24 @@ if TYPE_CHECKING:
 
 
 def simulate_command(
-    file: str, overrides: list[str], *, seed: int, output: Path | None, json: bool
+    file: str, overrides: list[str], *, seed: int, output: Path | None, timeline: Path | None, json: bool
 ) -> int:
     """0: the run came to its end. 2: the scenario is none."""
     from replay.simulator.bounds import Headroom, headroom
     from replay.simulator.run import Simulation
     from replay.simulator.scenario import load
+    from replay.timeline import Timeline
 
     scenario = load(file, overrides)
+    picture = Timeline(f"{scenario.title}; seed {seed}")
     began = time.perf_counter()
-    simulation = Simulation(scenario, seed=seed, keep=output is not None)
+    simulation = Simulation(scenario, seed=seed, keep=output is not None, watchers=[picture.see] if timeline else [])
     outcome = simulation.run()
     took = time.perf_counter() - began
     if output is not None:
         simulation.write(output)
+    if timeline is not None:
+        _write(timeline, picture.svg())
     bound: Headroom = headroom(scenario, outcome)
     if json:
         say_json({"outcome": outcome, "headroom": bound, "log": str(output or ""), "wall_s": took, "world": _world(scenario)})
@@ -39,6 +43,16 @@ def simulate_command(
     say(f"  lower bound {bound.bound_h:.2f} h, {bound.above_pct:.1f}% above it: {bound}")
     say(f"{outcome.events} events in {took:.1f} s" + (f"; log in {output}" if output is not None else ""))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write: {error.strerror}", where=str(path), remedy="choose a file that you may write to"
+        ) from None
 
 
 def parameters_command(file: str, overrides: list[str], *, json: bool) -> int:

@@ -19,9 +19,16 @@ from schemas.errors import GyreError
 from services.scheduler.core.equations import mean_staleness
 from tests.replay.simulator.small import small
 
+WAYS = {
+    "elastic": ["run.cells.pool=1", "run.cells.pool_capacity=18", "world.pool_nodes=4"],
+    "colocate": ["run.scheduler.strategy=colocate", "run.scheduler.streaming=false", "run.cells.trainable=3"],
+    "async": ["run.scheduler.strategy=async", "run.cells.trainable=2"],
+}
 
-def test_log_checks_and_replays(tmp_path: Path) -> None:
-    simulation = Simulation(small(), seed=3, keep=True)
+
+@pytest.mark.parametrize("way", WAYS)
+def test_log_checks_and_replays(tmp_path: Path, way: str) -> None:
+    simulation = Simulation(small(*WAYS[way]), seed=3, keep=True)
     outcome = simulation.run()
     manifest = simulation.write(tmp_path / "small.gyre")
     events = read_events(tmp_path / "small.gyre")
@@ -48,7 +55,7 @@ def test_watchers_see_every_event_in_order() -> None:
     assert seen == list(range(1, outcome.events + 1))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     phi=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
     mu=st.sampled_from([1, 2, 3]),
