@@ -16,6 +16,18 @@ FAULTS = (16, 26)
 """Least and most faults of a plan."""
 
 _LONGEST_S = 4 * 3600.0
+_IN_HAND = (
+    ("timer.set", "scheduler"),
+    ("execution.lost", "scheduler"),
+    ("evaluation.claimed", "evaluator"),
+    ("execution.finished", "proxy"),
+    ("execution.sealed", "trajectories"),
+    ("group.materialized", "packer"),
+    ("micro-step.claimed", "trainer"),
+    ("batch.join-closed", "trainer"),
+    ("weights.exposed", "rollout"),
+)
+"""What happens, and the service that has something in hand then."""
 
 
 def draw(seed: int, setting: Setting) -> p.Plan:
@@ -92,6 +104,14 @@ def _makers(setting: Setting) -> list[tuple[Make, float]]:
         down_s = _seconds(rng, 0.05, rng.choice([10.0, 10.0, 600.0]))
         return p.Crash(pin=pin, service=rng.choice(services), steps=rng.randrange(40), down_s=down_s)
 
+    def in_hand(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """A crash of a service that has just begun something, before or after it is done."""
+        kind, service = rng.choice(_IN_HAND)
+        count = next((count for known, count in _moments(setting) if known == kind), 1)
+        at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=_seconds(rng, 0.001, 60.0))
+        name = rng.choice([name for name in services if name.partition("-")[0] == service])
+        return p.Crash(pin=at, service=name, steps=rng.randrange(10), down_s=_seconds(rng, 0.05, 10.0))
+
     def host_lost(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.HostLost(pin=pin, host=rng.choice([*cells, "harness"]), down_s=_seconds(rng, 1.0, 3600.0))
 
@@ -158,7 +178,8 @@ def _makers(setting: Setting) -> list[tuple[Make, float]]:
         return p.AgentFault(pin=pin, how=rng.choice(["twice", "leave", "late"]))
 
     return [
-        (crash, 8.0),
+        (crash, 6.0),
+        (in_hand, 3.0),
         (host_lost, 0.7),
         (doubt, 3.0),
         (delivery, 2.0),
