@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -74,7 +75,7 @@ class Reader(Protocol):
     Cancelling a pending `__anext__` (a time-out around it) loses nothing: the next call goes on where it stood.
     """
 
-    def __aiter__(self) -> Self: ...
+    def __aiter__(self) -> AsyncIterator[Stored]: ...
 
     async def __anext__(self) -> Stored: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -113,8 +113,34 @@ class MemoryReader:
             else:
                 waiter.set_result(None)
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Stored]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Stored]:
+        """What `__anext__` gives, one after the other; a generator is the quickest way to hand them out."""
+        cursor, bus = self._cursor, self._bus
+        while True:
+            if self._steady and bus.smooth and self._stream is not None:
+                messages = self._stream.messages
+                end = len(messages) if self._endless else min(len(messages), self._until) - 1
+                while cursor.last < end and self._steady and bus.smooth:
+                    self._turn += 1
+                    if self._turn % _TURN == 0:
+                        # Before the position moves: who is cancelled here has lost nothing.
+                        await asyncio.sleep(0)
+                        continue
+                    stored = messages[cursor.last]
+                    if stored is None:
+                        break
+                    cursor.follow()
+                    self._sent_to += 1
+                    self._deliveries += 1
+                    yield stored
+            try:
+                stored = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            yield stored
 
     async def __aenter__(self) -> Self:
         return self
