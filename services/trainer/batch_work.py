@@ -163,10 +163,6 @@ class BatchWork:
         process, context = self._process, self._process.context
         path = f"checkpoints/v{result.version:06d}"
         manifest = await process.in_thread(lambda: self._cell.save(context.folder / path))
-        known = process.view.checkpoints.get(result.version)
-        if known is not None and (known.path, known.digest) == (path, manifest.digest):
-            # Trained again to the same bit, after a process that ended between its checkpoint and its step.
-            return
         saved = e.CheckpointSaved(
             version=result.version,
             path=path,
@@ -177,7 +173,8 @@ class BatchWork:
             "checkpoint.saved",
             f"v{result.version:06d}",
             saved,
-            id=f"{context.run}.{batch.id}.saved.{manifest.digest}",
+            # Another process, after one that ended before its step, may have trained it again to the same bit.
+            id=f"{context.run}.{batch.id}.saved.{process.view.processes[context.cell]}.{manifest.digest}",
         )
 
     def _stepped(
