@@ -265,7 +265,8 @@ def bench(
     ----------
     name
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
-        fish: planted bugs, and how many seeds of the fault net find each.
+        fish: planted bugs, and how many seeds of the fault net find each. scheduler: events a second of its decider,
+        with 10 cells and with 10,000.
     file
         The configuration that is run.
     seed
@@ -277,6 +278,10 @@ def bench(
     jobs
         For fish: how many planted bugs are looked at together; 0 for one a processor.
     """
+    if name == "scheduler":
+        from services.cli.bench_scheduler import scheduler_bench
+
+        return scheduler_bench(json=json)
     if name == "fish":
         from services.cli.fish_command import fish_command
 
