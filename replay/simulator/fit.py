@@ -2,10 +2,10 @@
 
     measure: hours of each row on a grid of the knobs ──> a surface a row ──> fit: least squares on the surfaces
 
-Knobs: `duration_scale` (the first 12 steps against the run's mean), `work_node_h` (W), `whole_batch_s` (what a step costs
-more when a run does not stream). Each row is played on the grid of the first two; the third only delays the steps of rows
-that do not stream, so one more point a row gives its slope. What was fitted is played again with other seeds by whoever
-reports it: a surface is never a result.
+Knobs: `duration_scale` (the first 12 steps against the run's mean), `work_node_h` (W) and `load_effect` (beta: how much
+faster an engine runs when it is nearly empty, which shortens a burst's tail and not a full engine's work). Each row is
+played on the grid of the first two; one more point a row gives the slope of the third. What was fitted is played again
+with other seeds by whoever reports it: a surface is never a result.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 from replay.simulator.pool import over_seeds, spread
 from replay.simulator.scenario import ABLATION, Scenario, changed, load
 
-SCALES = (0.92, 1.0)
+SCALES = (0.88, 1.0)
 WORKS = (10.0, 12.5, 15.0)
-WHOLE_S = 600.0
-"""Where the slope of `whole_batch_s` is taken."""
+BETA = 0.2
+"""Where the slope of `load_effect` is taken."""
 CALIBRATED_ON = ("A0", "C0", "E0")
 """Rows of the fit whose other rows are predictions."""
 FIT_SEEDS = (100, 101)
@@ -34,10 +34,10 @@ COARSE_T = 16000
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     duration_scale: float
     work_node_h: float
-    whole_batch_s: float = 0.0
+    load_effect: float = 0.0
 
     def __str__(self) -> str:
-        return f"durations x {self.duration_scale:.3f}, W {self.work_node_h:.2f} node-h, {self.whole_batch_s:.0f} s a whole batch"
+        return f"durations x {self.duration_scale:.3f}, W {self.work_node_h:.2f} node-h, beta {self.load_effect:.3f}"
 
 
 class Surface(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +48,14 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
     hours: list[list[float]]
     """[scale][work]."""
     slope: float
-    """Hours for each second of `whole_batch_s`."""
+    """Hours for each unit of `load_effect`."""
 
     def at(self, knobs: Knobs) -> float:
         i, u = _between(SCALES, knobs.duration_scale)
         j, v = _between(WORKS, knobs.work_node_h)
         low = (1 - v) * self.hours[i][j] + v * self.hours[i][j + 1]
         high = (1 - v) * self.hours[i + 1][j] + v * self.hours[i + 1][j + 1]
-        return (1 - u) * low + u * high + self.slope * knobs.whole_batch_s
+        return (1 - u) * low + u * high + self.slope * knobs.load_effect
 
     def error(self, knobs: Knobs) -> float:
         """Relative to the paper's hours."""
@@ -78,32 +78,31 @@ def ablation_row(row: str, knobs: Knobs | None = None) -> Scenario:
 def measure(rows: Sequence[str] = ABLATION, *, seeds: Sequence[int] = FIT_SEEDS, jobs: int = 1) -> list[Surface]:
     """Plays the grid. Rows times (grid + 1) times seeds runs."""
     grid = [Knobs(duration_scale=scale, work_node_h=work) for scale in SCALES for work in WORKS]
-    middle = Knobs(duration_scale=SCALES[0], work_node_h=WORKS[1], whole_batch_s=WHOLE_S)
+    middle = Knobs(duration_scale=SCALES[0], work_node_h=WORKS[1], load_effect=BETA)
     scenarios, keys = [], []
     for row in rows:
-        points = grid if load(row).run.scheduler.streaming else [*grid, middle]
-        scenarios += [ablation_row(row, point) for point in points]
-        keys += [(row, point) for point in points]
+        scenarios += [ablation_row(row, point) for point in (*grid, middle)]
+        keys += [(row, point) for point in (*grid, middle)]
     means = dict(zip(keys, (spread(each).mean for each in over_seeds(scenarios, seeds, jobs=jobs)), strict=True))
     found = []
     for row in rows:
         hours = [[means[row, Knobs(duration_scale=scale, work_node_h=work)] for work in WORKS] for scale in SCALES]
-        delayed = means.get((row, middle))
-        slope = 0.0 if delayed is None else (delayed - hours[0][1]) / WHOLE_S
+        slope = (means[row, middle] - hours[0][1]) / BETA
         found.append(Surface(row=row, paper_h=load(row).paper.hours, hours=hours, slope=slope))
     return found
 
 
-def fit(surfaces: Iterable[Surface], *, whole: bool = True) -> Fit:
-    """Least squares of the relative errors: a lattice over all knobs, then finer ones around its best point."""
+def fit(surfaces: Iterable[Surface], *, load: bool = True) -> Fit:
+    """Least squares of the relative errors: a lattice over all knobs (without `load` the third is 0), then finer ones
+    around its best point."""
     kept = list(surfaces)
-    spans = [(SCALES[0], SCALES[-1]), (WORKS[0], WORKS[-1]), (0.0, WHOLE_S if whole else 0.0)]
+    spans = [(SCALES[0], SCALES[-1]), (WORKS[0], WORKS[-1]), (0.0, BETA if load else 0.0)]
     steps = 13
     best = _best(kept, [_spaced(low, high, steps) for low, high in spans])
     for narrowing in (6.0, 36.0, 216.0):
         around = [
             _spaced(max(low, x - (high - low) / narrowing), min(high, x + (high - low) / narrowing), 9)
-            for (low, high), x in zip(spans, (best.duration_scale, best.work_node_h, best.whole_batch_s), strict=True)
+            for (low, high), x in zip(spans, (best.duration_scale, best.work_node_h, best.load_effect), strict=True)
         ]
         best = _best(kept, around)
     return Fit(rows=[each.row for each in kept], knobs=best, rms_pct=100 * rms(each.error(best) for each in kept))
@@ -116,8 +115,8 @@ def rms(values: Iterable[float]) -> float:
 
 def _best(surfaces: Sequence[Surface], axes: Sequence[Sequence[float]]) -> Knobs:
     points = (
-        Knobs(duration_scale=scale, work_node_h=work, whole_batch_s=whole)
-        for scale, work, whole in itertools.product(*axes)
+        Knobs(duration_scale=scale, work_node_h=work, load_effect=beta)
+        for scale, work, beta in itertools.product(*axes)
     )
     return min(points, key=lambda point: sum(each.error(point) ** 2 for each in surfaces))
 

@@ -46,12 +46,12 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs within a family whose order is not the paper's, and rows that are faster than E0; of the first column."""
 
 
-def ablation(surfaces: Sequence[Surface], *, seeds: Sequence[int], jobs: int = 1, whole: bool = True) -> Ablation:
+def ablation(surfaces: Sequence[Surface], *, seeds: Sequence[int], jobs: int = 1) -> Ablation:
     """The three columns, each played with `seeds`, which the surfaces have not seen."""
     known = {each.row: each for each in surfaces}
-    some = fit([known[row] for row in CALIBRATED_ON], whole=whole)
-    everything = fit(surfaces, whole=whole)
-    apart = {row: fit([each for each in surfaces if each.row != row], whole=whole) for row in known}
+    some = fit([known[row] for row in CALIBRATED_ON])
+    everything = fit(surfaces)
+    apart = {row: fit([each for each in surfaces if each.row != row]) for row in known}
     scenarios = [
         ablation_row(row, knobs)
         for row in known

@@ -50,24 +50,23 @@ def test_headroom_of_shipped_scenarios() -> None:
     assert 0 < found.bound_h < found.hours.mean
 
 
-def _surface(row: str, truth: Knobs, *, share: float) -> Surface:
-    """A row whose hours are `30 scale + share W + whole / 600`, and were measured at `truth`."""
+def _surface(row: str, truth: Knobs, *, share: float, slope: float) -> Surface:
+    """A row whose hours are `30 scale + share W + slope beta`, as they are at `truth`."""
     hours = [[30 * scale + share * work for work in WORKS] for scale in SCALES]
-    surface = Surface(row=row, paper_h=1.0, hours=hours, slope=share / 600)
-    return Surface(row=row, paper_h=surface.at(truth), hours=hours, slope=share / 600)
+    surface = Surface(row=row, paper_h=1.0, hours=hours, slope=slope)
+    return Surface(row=row, paper_h=surface.at(truth), hours=hours, slope=slope)
 
 
 def test_fit_finds_the_knobs_that_made_the_hours() -> None:
-    truth = Knobs(duration_scale=0.957, work_node_h=12.1, whole_batch_s=333.0)
-    surfaces = [_surface(row, truth, share=share) for row, share in (("A0", 0.1), ("C0", 0.8), ("E0", 2.0))]
-    surfaces[2] = Surface(
-        row="E0", paper_h=surfaces[2].at(truth) - surfaces[2].slope * 333.0, hours=surfaces[2].hours, slope=0.0
-    )
+    truth = Knobs(duration_scale=0.957, work_node_h=12.1, load_effect=0.11)
+    shapes = (("A0", 0.1, -3.0), ("C0", 0.8, -20.0), ("E0", 2.0, 0.0))
+    surfaces = [_surface(row, truth, share=share, slope=slope) for row, share, slope in shapes]
     found = fit(surfaces)
     assert found.rms_pct < 0.1
     assert found.knobs.duration_scale == pytest.approx(truth.duration_scale, abs=0.005)
     assert found.knobs.work_node_h == pytest.approx(truth.work_node_h, abs=0.2)
-    assert fit(surfaces, whole=False).knobs.whole_batch_s == 0.0
+    assert found.knobs.load_effect == pytest.approx(truth.load_effect, abs=0.01)
+    assert fit(surfaces, load=False).knobs.load_effect == 0.0
 
 
 def test_directions_are_the_papers() -> None:
