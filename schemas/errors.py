@@ -58,6 +58,10 @@ class LogBroken(BusError):
     """The log as read is not what was written: a gap, a reordering or an undecodable event."""
 
 
+class DeciderError(GyreError):
+    """A decider broke its contract: what it decides for one input does not end."""
+
+
 class TransportError(GyreError):
     """Weights could not be exposed or pulled."""
 

@@ -21,7 +21,7 @@ from schemas.envelope import Event
 from schemas.units import TaskRef, Value
 from services.cli.figures import machine
 from services.cli.output import say, say_json
-from services.mesh.decider import Driver
+from services.mesh.decider import DECISION_LIMIT, Driver
 from services.scheduler.core.state import State
 from services.scheduler.decider import Scheduler
 
@@ -111,7 +111,7 @@ class _Run:
     """The decider and who answers it."""
 
     def __init__(self, config: Config) -> None:
-        self.driver: Driver[State] = Driver(Scheduler())
+        self.driver: Driver[State] = Driver(Scheduler(), decision_limit=10 * DECISION_LIMIT)
         self.config = config
         self.events = 0
         self._seq = 0

@@ -16,11 +16,14 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from schemas.envelope import Decision, Event
-from schemas.errors import LogBroken
+from schemas.errors import DeciderError, LogBroken
 from schemas.kinds import is_decision
 from services.mesh.codec import encode_data
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+DECISION_LIMIT = 1_000_000
+"""Decisions for one input, beyond any dispatch: who takes more goes in a circle, and would fill the memory."""
 
 
 class Decider(Protocol[S]):
@@ -61,8 +64,8 @@ class _Position(msgspec.Struct, frozen=True):
 class Driver(Generic[S]):
     """State of one decider and its place in the log. `feed` takes inputs in log order, each once."""
 
-    def __init__(self, decider: Decider[S]) -> None:
-        self.decider = decider
+    def __init__(self, decider: Decider[S], *, decision_limit: int = DECISION_LIMIT) -> None:
+        self.decider, self._decision_limit = decider, decision_limit
         self.state = decider.initial()
         self.now_us = 0
         self.position = 0
@@ -75,10 +78,11 @@ class Driver(Generic[S]):
         return event.owner != self.decider.name or not is_decision(event.kind, event.owner)
 
     def feed(self, event: Event) -> list[Decision]:
-        """Apply an input and every decision that follows from it; returns the decisions in order."""
+        """Apply an input and every decision that follows from it; returns the decisions in order. Raises DeciderError
+        when they don't end."""
         at = self._arrive(event)
-        decisions = []
-        for decision in self.decider.decide(self.state, at):
+        decisions: list[Decision] = []
+        for decision in self._decide(at):
             self._apply(decision, at)
             decisions.append(decision)
         return decisions
@@ -114,7 +118,7 @@ class Driver(Generic[S]):
         at = self._arrive(event)
         mismatch: Mismatch | None = None
         computed: list[Decision] = []
-        for index, decision in enumerate(self.decider.decide(self.state, at)):
+        for index, decision in enumerate(self._decide(at)):
             computed.append(decision)
             expected = recorded[index] if index < len(recorded) else None
             if expected is None:
@@ -150,6 +154,17 @@ class Driver(Generic[S]):
         at = msgspec.structs.replace(event, time_us=self.now_us)
         self.decider.evolve(self.state, at)
         return at
+
+    def _decide(self, at: Event) -> Iterator[Decision]:
+        for taken, decision in enumerate(self.decider.decide(self.state, at)):
+            if taken == self._decision_limit:
+                raise DeciderError(
+                    f"{self.decider.name} takes more than {self._decision_limit} decisions for one input, "
+                    f"now {decision.kind} of {decision.entity}",
+                    where=f"sequence {at.seq}",
+                    remedy="it goes in a circle: look at what evolve makes of this kind",
+                )
+            yield decision
 
     def _apply(self, decision: Decision, cause: Event) -> None:
         self.decider.evolve(

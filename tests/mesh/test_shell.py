@@ -12,7 +12,7 @@ import pytest
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Decision, Event
-from schemas.errors import BusError, Conflict, Fenced
+from schemas.errors import BusError, Conflict, DeciderError, Fenced
 from services.mesh.bus import Bus
 from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
@@ -245,3 +245,33 @@ async def test_a_write_once_fact_is_said_once(bus: MemoryBus, clock: VirtualCloc
     assert await harness.say("execution.sealed", "e-000000.00", sealed, id="a") == first
     with pytest.raises(Conflict):
         await harness.say("execution.sealed", "e-000000.00", sealed, id="b")
+
+
+class Circling(Counting):
+    """Decides as long as nothing is started, and starts nothing."""
+
+    def decide(self, state: CountState, event: Event) -> Iterator[Decision]:
+        while state.said >= 0:
+            yield Decision(kind="timer.set", entity="t-1", data=e.TimerSet(purpose="supply", due_us=1))
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_decider_that_goes_in_a_circle_is_told(compare: bool) -> None:
+    driver: Driver[CountState] = Driver(Circling(), decision_limit=100)
+    event = Event(
+        seq=7,
+        time_us=1,
+        kind="execution.started",
+        entity="e-000001.00",
+        owner="harness",
+        instance="harness",
+        causation=0,
+        id="x",
+        data=e.ExecutionStarted(attempt=0),
+    )
+    with pytest.raises(DeciderError, match=r"scheduler takes more than 100 decisions .* timer.set of t-1") as told:
+        if compare:
+            driver.compare(event, [], apply_unrecorded=True)
+        else:
+            driver.feed(event)
+    assert told.value.where == "sequence 7"
