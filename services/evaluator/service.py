@@ -28,6 +28,8 @@ from services.mesh.process_group import Launch
 from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
 
+ABOUT = ("evaluation", "run")
+"""What the evaluator follows in LOG."""
 CLAIM_REST_S = 30.0
 """What an evaluation may need besides its tests: to fetch and unpack a workspace, and to answer."""
 
@@ -81,7 +83,7 @@ class Evaluator:
                 tasks.create_task(self._worker())
             for due in self.book.dues():
                 tasks.create_task(self._ring(due))
-            async for event in self._context.events(after):
+            async for event in self._context.events(after, about=ABOUT):
                 self.book.apply(event)
                 if event.kind in ("evaluation.requested", "evaluation.claimed"):
                     news = self.book.due(event.entity)

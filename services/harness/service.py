@@ -21,6 +21,9 @@ from services.mesh.process_group import Launch
 from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
 
+ABOUT = ("execution", "service", "run")
+"""What the service follows in LOG."""
+
 
 async def serve(
     context: Context,
@@ -66,7 +69,7 @@ async def _take_up(context: Context, executions: Executions, processes: Processe
 
 
 async def _follow(context: Context, executions: Executions, tasks: asyncio.TaskGroup, after: int) -> None:
-    async for event in context.events(after):
+    async for event in context.events(after, about=ABOUT):
         executions.book.apply(event)
         if event.kind in ("execution.placed", "service.joined", "run.finished"):
             _launch_due(executions, tasks)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -30,6 +30,10 @@ DUPLICATE_WINDOW_S = 120.0
 """Seconds for which a stream remembers a Msg-Id."""
 PUBLISH_DEADLINE_S = 30.0
 """Seconds after which a publish without an answer gives up; well inside the duplicate window."""
+
+Filter = str | Sequence[str]
+"""One filter of subjects, or several of which no two can match the same subject: a reader gets what any of them
+matches."""
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
@@ -118,12 +122,12 @@ class Bus(Protocol):
         subject itself; 0 means nothing yet), else `SequenceConflict`. A lost answer is resolved by publishing again
         with the same id and reading back; BusError after `deadline_s` means that the outcome is unknown."""
 
-    def read(self, stream: str, after: int, *, subject_filter: str | None = None) -> Reader:
+    def read(self, stream: str, after: int, *, subject_filter: Filter | None = None) -> Reader:
         """Every message with a sequence above `after`, then those to come, without end.
 
         Raises LogBroken, while reading, when a sequence is missing or the stream ends before `after`."""
 
-    def read_range(self, stream: str, after: int, until: int, *, subject_filter: str | None = None) -> Reader:
+    def read_range(self, stream: str, after: int, until: int, *, subject_filter: Filter | None = None) -> Reader:
         """The messages with `after < seq <= until` that are stored by now; ends by itself."""
 
     async def last_seq(self, stream: str) -> int:
@@ -198,6 +202,21 @@ def check_headers(headers: dict[str, str]) -> dict[str, str]:
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Whether a subject falls under a filter: `*` is one token, `>` at the end is one or more."""
     return _filter(subject_filter).fullmatch(subject) is not None
+
+
+class Subjects:
+    """Filters made ready for many subjects.
+
+    >>> Subjects(["a.*.b.>", "c.>"]).match("a.1.b.2")
+    True
+    """
+
+    def __init__(self, subject_filter: Filter) -> None:
+        self.filters = (subject_filter,) if isinstance(subject_filter, str) else tuple(subject_filter)
+        self._pattern = re.compile("|".join(_filter(each).pattern for each in self.filters), re.DOTALL)
+
+    def match(self, subject: str) -> bool:
+        return self._pattern.fullmatch(subject) is not None
 
 
 @functools.lru_cache(maxsize=1024)

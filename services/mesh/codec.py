@@ -28,7 +28,9 @@ def encode_data(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
-def encode(*, id: str, run: str, kind: str, entity: str, owner: str, instance: str, causation: int, data: Value) -> bytes:
+def encode(
+    *, id: str, run: str, kind: str, entity: str, owner: str, instance: str, causation: int, data: Value
+) -> bytes:
     """Bytes of an event. Raises BusError when `owner` may not say `kind` or the data is not the kind's."""
     known = KINDS.get(kind)
     if known is None or owner not in known.owners:

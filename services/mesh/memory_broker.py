@@ -20,7 +20,7 @@ from typing import Protocol
 
 from schemas.errors import BusError
 from services.mesh import bus as face
-from services.mesh.bus import Stored, subject_matches
+from services.mesh.bus import Stored, Subjects, subject_matches
 from services.mesh.clock import MICROSECONDS, Clock
 from services.mesh.publishing import WrongSequence
 
@@ -32,8 +32,6 @@ _HEADERS_ROOM = 16 * 1024
 
 class Waiting(Protocol):
     """A reader that has read everything."""
-
-    subject_filter: str | None
 
     def wake(self) -> None: ...
 
@@ -49,10 +47,12 @@ class Client(Protocol):
 class SubjectTree:
     """Last sequence of each subject, by token; a node also knows the highest sequence below it."""
 
-    __slots__ = ("below", "children", "here")
+    __slots__ = ("all", "below", "children", "here")
 
     def __init__(self) -> None:
         self.children: dict[str, SubjectTree] = {}
+        self.all: list[int] = []
+        """Sequences of all messages with the subject."""
         self.here = 0
         self.below = 0
 
@@ -65,6 +65,22 @@ class SubjectTree:
                 child = node.children[token] = SubjectTree()
             node = child
         node.here = seq
+        node.all.append(seq)
+
+    def under(self, tokens: list[str]) -> list[int]:
+        """Sequences of the messages under a filter given as its tokens, subject by subject."""
+        if not tokens:
+            return self.all
+        token, rest = tokens[0], tokens[1:]
+        if token == ">":
+            deeper = [node.under([">"]) for node in self.children.values()]
+            return [
+                seq for node, more in zip(self.children.values(), deeper, strict=True) for seq in (*node.all, *more)
+            ]
+        if token == "*":
+            return [seq for node in self.children.values() for seq in node.under(rest)]
+        child = self.children.get(token)
+        return child.under(rest) if child is not None else []
 
     def last(self, tokens: list[str]) -> int:
         """Highest sequence under a filter given as its tokens, 0 when there is none."""
@@ -79,6 +95,22 @@ class SubjectTree:
         return child.last(rest) if child is not None else 0
 
 
+class View:
+    """What of a stream falls under filters: for readers that follow it, so that they needn't look at the rest."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self.subjects = subjects
+        self.seqs: list[int] = []
+        """Sequences of its messages, in order."""
+        self.waiting: dict[Waiting, None] = {}
+        """In the order in which they began to wait."""
+
+    def wake(self) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for reader in waiting:
+            reader.wake()
+
+
 class MemoryStream:
     """One stream. `messages[i]` has the sequence i + 1; None where a test erased it."""
 
@@ -86,7 +118,8 @@ class MemoryStream:
         self.name, self.subjects = name, subjects
         self.messages: list[Stored | None] = []
         self.waiting: dict[Waiting, None] = {}
-        """In the order in which they began to wait."""
+        """In the order in which they began to wait; those of a view wait there."""
+        self._views: dict[tuple[str, ...], View] = {}
         self.on_store: Callable[[Stored], None] | None = None
         """Called with each message that is stored, before any reader sees it."""
         self._clock = clock
@@ -129,7 +162,11 @@ class MemoryStream:
         self._ids[headers[face.MSG_ID]] = (seq, now)
         if self.on_store is not None:
             self.on_store(stored)
-        self.wake_readers(subject)
+        for view in self._views.values():
+            if view.subjects.match(subject):
+                view.seqs.append(seq)
+                view.wake()
+        self._wake()
         return seq
 
     def at(self, seq: int) -> Stored | None:
@@ -137,6 +174,10 @@ class MemoryStream:
 
     def last_under(self, subject_filter: str) -> int:
         return self._tree.last(subject_filter.split("."))
+
+    def under(self, subjects: Subjects) -> list[int]:
+        """Sequences of the messages under the filters."""
+        return sorted({seq for each in subjects.filters for seq in self._tree.under(each.split("."))})
 
     def next_under(self, subject_filter: str, after: int) -> Stored | None:
         if self.last_under(subject_filter) <= after:
@@ -146,14 +187,23 @@ class MemoryStream:
                 return stored
         return None
 
-    def wake_readers(self, subject: str = "") -> None:
-        """All that wait, or those whom a message with the subject concerns."""
+    def view(self, subjects: Subjects) -> View:
+        """The one of these filters; kept from now on."""
+        view = self._views.get(subjects.filters)
+        if view is None:
+            view = self._views[subjects.filters] = View(subjects)
+            view.seqs = self.under(subjects)
+        return view
+
+    def wake_readers(self) -> None:
+        for view in self._views.values():
+            view.wake()
+        self._wake()
+
+    def _wake(self) -> None:
         waiting, self.waiting = self.waiting, {}
         for reader in waiting:
-            if subject and reader.subject_filter is not None and not subject_matches(reader.subject_filter, subject):
-                self.waiting[reader] = None
-            else:
-                reader.wake()
+            reader.wake()
 
     def erase(self, seq: int) -> None:
         """Fault: makes a hole in the log."""
@@ -167,6 +217,8 @@ class MemoryStream:
         for stored in self.messages:
             if stored is not None:
                 self._tree.add(stored.subject, stored.seq)
+        for view in self._views.values():
+            view.seqs = self.under(view.subjects)
         self.wake_readers()
 
     def _forget_ids(self, now: int) -> None:

@@ -17,7 +17,7 @@ from schemas import streams
 from schemas.errors import BusError, EnvironmentMissing
 from services.mesh import bus as face
 from services.mesh import publishing
-from services.mesh.bus import PUBLISH_DEADLINE_S, Stored
+from services.mesh.bus import PUBLISH_DEADLINE_S, Filter, Stored
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_reader import DeliveryFate, Line, MemoryReader, always_once
 from services.mesh.publishing import Unanswered, WrongSequence
@@ -181,10 +181,10 @@ class MemoryBus:
         finally:
             del self._asking[answer]
 
-    def read(self, stream: str, after: int, *, subject_filter: str | None = None) -> MemoryReader:
+    def read(self, stream: str, after: int, *, subject_filter: Filter | None = None) -> MemoryReader:
         return self._reader(MemoryReader(self, stream, after, subject_filter=subject_filter))
 
-    def read_range(self, stream: str, after: int, until: int, *, subject_filter: str | None = None) -> MemoryReader:
+    def read_range(self, stream: str, after: int, until: int, *, subject_filter: Filter | None = None) -> MemoryReader:
         return self._reader(MemoryReader(self, stream, after, until=until, subject_filter=subject_filter))
 
     def _reader(self, reader: MemoryReader) -> MemoryReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
@@ -13,8 +14,8 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from schemas.errors import LogBroken
-from services.mesh.bus import Stored, subject_matches
-from services.mesh.memory_broker import MemoryBroker, MemoryStream
+from services.mesh.bus import Filter, Stored, Subjects
+from services.mesh.memory_broker import MemoryBroker, MemoryStream, View, Waiting
 from services.mesh.reading import Cursor, Verdict
 
 _TURN = 64
@@ -75,9 +76,20 @@ class MemoryReader:
     """Implements `Reader` over a stream in memory."""
 
     def __init__(
-        self, bus: Connection, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
+        self,
+        bus: Connection,
+        stream: str,
+        after: int,
+        *,
+        until: int | None = None,
+        subject_filter: Filter | None = None,
     ) -> None:
-        self._bus, self._name, self.subject_filter = bus, stream, subject_filter
+        self._bus, self._name = bus, stream
+        self._subjects = Subjects(subject_filter) if subject_filter is not None else None
+        self._view: View | None = None
+        """Where an endless reading through filters finds what is for it."""
+        self._found: tuple[int, list[int]] | None = None
+        """What a finite one found, in a stream that was so long."""
         self._stream: MemoryStream | None = None
         self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
         self._waiter: asyncio.Future[None] | None = None
@@ -120,7 +132,7 @@ class MemoryReader:
         """What `__anext__` gives, one after the other; a generator is the quickest way to hand them out."""
         cursor, bus = self._cursor, self._bus
         while True:
-            if self._steady and bus.smooth and self._stream is not None:
+            if self._steady and bus.smooth and self._stream is not None and self._view is None:
                 messages = self._stream.messages
                 end = len(messages) if self._endless else min(len(messages), self._until) - 1
                 while cursor.last < end and self._steady and bus.smooth:
@@ -160,12 +172,12 @@ class MemoryReader:
                 return stored
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             assert self._stream is not None, "where nothing follows, the stream was looked at"
-            self._stream.waiting[self] = None
+            self._waiting()[self] = None
             try:
                 await waiter
             finally:
                 self._waiter = None
-                self._stream.waiting.pop(self, None)
+                self._waiting().pop(self, None)
 
     async def aclose(self) -> None:
         self.end()
@@ -175,7 +187,7 @@ class MemoryReader:
         self._closed, self._steady = True, False
         self._notify()
         if self._stream is not None:
-            self._stream.waiting.pop(self, None)
+            self._waiting().pop(self, None)
 
     def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -184,6 +196,8 @@ class MemoryReader:
     def _following(self) -> Stored | None:
         """The next message where nothing is in its way; None where there is none."""
         assert self._stream is not None
+        if self._view is not None:
+            return self._following_view(self._view, self._stream.messages)
         cursor, messages = self._cursor, self._stream.messages
         last = cursor.last
         if self._endless:
@@ -198,6 +212,21 @@ class MemoryReader:
             return self._next()
         cursor.follow()
         self._sent_to += 1
+        self._deliveries += 1
+        return stored
+
+    def _following_view(self, view: View, messages: list[Stored | None]) -> Stored | None:
+        at = bisect_right(view.seqs, self._cursor.last)
+        if len(messages) < self._sent_to:
+            return self._next()
+        if at == len(view.seqs):
+            return None
+        seq = view.seqs[at]
+        stored = messages[seq - 1]
+        if stored is None:
+            return self._next()
+        self._cursor.follow_to(seq)
+        self._sent_to = seq
         self._deliveries += 1
         return stored
 
@@ -216,7 +245,8 @@ class MemoryReader:
         if self.ended and stored is None:
             self.end()
             raise StopAsyncIteration
-        self._steady = not self.ended and not self._arrived and not self._cursor.filtered and self._started
+        known = not self._cursor.filtered or self._view is not None
+        self._steady = known and not self.ended and not self._arrived and self._started
         return stored
 
     def _take(self, stream: MemoryStream) -> Stored | None:
@@ -245,11 +275,7 @@ class MemoryReader:
 
     def _send(self, stream: MemoryStream) -> bool:
         """The broker's side: the next message that passes the filter travels to us, as its fate will have it."""
-        while self._sent_to < len(stream.messages):
-            self._sent_to += 1
-            stored = stream.at(self._sent_to)
-            if stored is None or (self.subject_filter is not None and not subject_matches(self.subject_filter, stored.subject)):
-                continue
+        while (stored := self._candidate(stream)) is not None:
             fate = self._bus.delivery_fate(stored)
             self._deliveries += 1
             if fate is not DeliveryFate.LOST:
@@ -264,3 +290,35 @@ class MemoryReader:
             if self._arrived:
                 return True
         return False
+
+    def _candidate(self, stream: MemoryStream) -> Stored | None:
+        """The next message that is for this reader; None when there is none yet."""
+        if self._subjects is None:
+            while self._sent_to < len(stream.messages):
+                self._sent_to += 1
+                stored = stream.at(self._sent_to)
+                if stored is not None:
+                    return stored
+            return None
+        for seq in self._matching(stream, self._subjects):
+            stored = stream.at(seq)
+            if stored is not None:
+                self._sent_to = seq
+                return stored
+        self._sent_to = len(stream.messages)
+        return None
+
+    def _matching(self, stream: MemoryStream, subjects: Subjects) -> list[int]:
+        """Sequences that the filters let through, after the last that was sent."""
+        if self._endless:
+            view = self._view = self._view or stream.view(subjects)
+            return view.seqs[bisect_right(view.seqs, self._sent_to) :]
+        if self._found is None or self._found[0] != len(stream.messages):
+            self._found = (len(stream.messages), stream.under(subjects))
+        found = self._found[1]
+        return found[bisect_right(found, self._sent_to) :]
+
+    def _waiting(self) -> dict[Waiting, None]:
+        """Where this reader waits for the next message."""
+        assert self._stream is not None
+        return self._stream.waiting if self._view is None else self._view.waiting

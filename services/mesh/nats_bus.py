@@ -15,7 +15,7 @@ from schemas import streams
 from schemas.errors import BusError
 from services.mesh import bus as face
 from services.mesh import publishing
-from services.mesh.bus import PUBLISH_DEADLINE_S, Stored, time_us_of
+from services.mesh.bus import PUBLISH_DEADLINE_S, Filter, Stored, time_us_of
 from services.mesh.nats_blobs import NatsBlobs
 from services.mesh.nats_link import ApiError, Link, NobodyListens, nanoseconds_of, parse_headers
 from services.mesh.nats_reader import NatsReader
@@ -159,10 +159,10 @@ class NatsBus:
         }
         raise BusError(f"refused: {error}", where=subject, remedy=remedies.get(error.err_code, "see the server's log"))
 
-    def read(self, stream: str, after: int, *, subject_filter: str | None = None) -> NatsReader:
+    def read(self, stream: str, after: int, *, subject_filter: Filter | None = None) -> NatsReader:
         return self._reader(NatsReader(self.link, stream, after, subject_filter=subject_filter))
 
-    def read_range(self, stream: str, after: int, until: int, *, subject_filter: str | None = None) -> NatsReader:
+    def read_range(self, stream: str, after: int, until: int, *, subject_filter: Filter | None = None) -> NatsReader:
         return self._reader(NatsReader(self.link, stream, after, until=until, subject_filter=subject_filter))
 
     def _reader(self, reader: NatsReader) -> NatsReader:

@@ -27,7 +27,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from schemas.errors import BusError, LogBroken
-from services.mesh.bus import Stored, time_us_of
+from services.mesh.bus import Filter, Stored, time_us_of
 from services.mesh.nats_link import RECONNECT_PAUSE_S, ApiError, Link, NoAnswer
 from services.mesh.publishing import Unanswered
 from services.mesh.reading import Cursor, Verdict
@@ -47,9 +47,10 @@ class NatsReader:
     """Implements `Reader`; ends by itself after `until` or, with `until` given, at the end of what is stored."""
 
     def __init__(
-        self, link: Link, stream: str, after: int, *, until: int | None = None, subject_filter: str | None = None
+        self, link: Link, stream: str, after: int, *, until: int | None = None, subject_filter: Filter | None = None
     ) -> None:
-        self._link, self._stream, self._filter = link, stream, subject_filter
+        self._link, self._stream = link, stream
+        self._filters = [subject_filter] if isinstance(subject_filter, str) else list(subject_filter or ())
         self._cursor = Cursor(stream, last=after, until=until, filtered=subject_filter is not None)
         self._inbox: deque[Msg] = deque()
         self._waker = asyncio.Event()
@@ -240,9 +241,11 @@ class NatsReader:
             "num_replicas": 1,
         }
         path = f"{self._stream}.{name}"
-        if self._filter is not None:
-            config["filter_subject"] = self._filter
-            path = f"{path}.{self._filter}"
+        if len(self._filters) == 1:
+            config["filter_subject"] = self._filters[0]
+            path = f"{path}.{self._filters[0]}"
+        elif self._filters:
+            config["filter_subjects"] = self._filters
         try:
             state = (await self._link.ask(f"STREAM.INFO.{self._stream}"))["state"]
             self._subscription = await client.subscribe(client.new_inbox(), cb=deliver)

@@ -55,6 +55,11 @@ class Cursor:
         self._delivered += 1
         self.last += 1
 
+    def follow_to(self, seq: int) -> None:
+        """The same in an endless filtered reading, where the next message may have any later sequence."""
+        self._delivered += 1
+        self.last = seq
+
     def take(self, *, seq: int, delivery: int, pending: int) -> Verdict:
         """The verdict on one delivery with `pending` messages behind it. Moves the position when it is taken."""
         if delivery != self._delivered + 1:

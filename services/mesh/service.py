@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -90,9 +90,10 @@ class Context:
         """Publish one fact (see Publisher.say)."""
         return await self.publisher.say(kind, entity, data, id=id, causation=causation, claim=claim)
 
-    async def events(self, after: int = 0, *, subject_filter: str | None = None) -> AsyncIterator[Event]:
-        """LOG from `after` on, or what of it falls under the filter: without end, decoded, in order, without gaps."""
-        async for stored in self.bus.read(streams.log_stream(self.run), after, subject_filter=subject_filter):
+    async def events(self, after: int = 0, *, about: Sequence[str] = ()) -> AsyncIterator[Event]:
+        """LOG from `after` on, or what is `about` entities of these kinds: without end, decoded, in order, without gaps."""
+        wanted = streams.about(self.run, *about) if about else None
+        async for stored in self.bus.read(streams.log_stream(self.run), after, subject_filter=wanted):
             self.health.events.inc()
             self.health.read_to.set(stored.seq)
             yield decode(stored)
@@ -107,7 +108,6 @@ class Context:
         """A configured path: absolute, or relative to the cache."""
         path = Path(name)
         return path if path.is_absolute() else self.cache / path
-
 
     def tasks_folder(self, *, held_out: bool) -> Path:
         """Folder of the training tasks, or of the held-out ones."""

@@ -86,7 +86,9 @@ def list_tasks(folder: Path, *, key: str = "tasks.path") -> list[Task]:
     Raises one TaskError with the errors of all tasks, or one that says that there is none.
     """
     if not folder.is_dir():
-        raise TaskError("there is no such folder of tasks", where=str(folder), remedy=f"set {key} to the folder of tasks")
+        raise TaskError(
+            "there is no such folder of tasks", where=str(folder), remedy=f"set {key} to the folder of tasks"
+        )
     tasks, errors = [], []
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or not path.is_dir():
@@ -100,7 +102,9 @@ def list_tasks(folder: Path, *, key: str = "tasks.path") -> list[Task]:
     if errors:
         listed = "\n".join(f"  {error.where}: {error.what}" for error in errors)
         remedies = dict.fromkeys(error.remedy for error in errors)
-        raise TaskError(f"{len(errors)} tasks cannot be used:\n{listed}", where=str(folder), remedy="\n     ".join(remedies))
+        raise TaskError(
+            f"{len(errors)} tasks cannot be used:\n{listed}", where=str(folder), remedy="\n     ".join(remedies)
+        )
     if not tasks:
         raise TaskError("there is no task in this folder", where=str(folder), remedy=_REMEDY)
     return tasks
@@ -128,7 +132,9 @@ def digest_of(folder: Path) -> str:
             content = os.fsencode(os.readlink(path)) if link else path.read_bytes()
             mark = b"l" if link else b"x" if path.stat().st_mode & 0o100 else b"f"
         except OSError as error:
-            raise TaskError(f"cannot read {relative}: {error.strerror}", where=str(folder), remedy="make it readable") from None
+            raise TaskError(
+                f"cannot read {relative}: {error.strerror}", where=str(folder), remedy="make it readable"
+            ) from None
         for part in (mark, os.fsencode(relative), content):
             total.update(len(part).to_bytes(8, "big"))
             total.update(part)

@@ -1,6 +1,6 @@
 """Bearer tokens of executions: made and checked from the run's secret alone, so no token is ever stored or sent in an event.
 
-    {execution}~{attempt}~{HMAC-SHA256 of both, hex}
+{execution}~{attempt}~{HMAC-SHA256 of both, hex}
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from services.proxy.executions import Shared
 from services.proxy.refusal import Refused
 from services.proxy.routes import Routes
 
+ABOUT = ("execution", "route", "cell")
+"""What the proxy follows in LOG."""
 DESK = web.AppKey("desk", Desk)
 """What is served now, for those who look inside."""
 
@@ -72,7 +74,7 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
                 tasks.create_task(desk.seal(finished))
             await _announce(context, history)
             context.health.ready = lambda: ""
-            async for event in context.events(end):
+            async for event in context.events(end, about=ABOUT):
                 _follow(desk, event, tasks)
         finally:
             await desk.close()

@@ -31,8 +31,8 @@ PULL_AGAIN_S = 1.0
 """Seconds until the same exposure is tried again."""
 EXPOSED_S = 300.0
 """How long the published weights may be out of reach before the cell gives up."""
-_ELSEWHERE = ("execution.", "evaluation.", "route.", "timer.")
-"""Kinds that say nothing of cells and weights: most of LOG."""
+ABOUT = ("cell", "weights", "service")
+"""What the process follows in LOG."""
 
 
 async def serve(context: Context, *, adapter: EngineAdapter | None = None) -> None:
@@ -106,10 +106,8 @@ class RolloutCell:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, position: int) -> None:
-        async for event in self._context.events(position):
+        async for event in self._context.events(position, about=ABOUT):
             self._folded = event.seq
-            if event.kind.startswith(_ELSEWHERE):
-                continue
             self.role.fold(event)
             self._changed.set()
             if self.role.given_up:

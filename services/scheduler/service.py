@@ -12,9 +12,7 @@ from services.scheduler.decider import Scheduler
 
 
 async def serve(context: Context) -> None:
-    shell: Shell[State] = Shell(
-        decider=Scheduler(), bus=context.bus, clock=context.clock, publisher=context.publisher
-    )
+    shell: Shell[State] = Shell(decider=Scheduler(), bus=context.bus, clock=context.clock, publisher=context.publisher)
     health, driver = context.health, shell.driver
     health.ready = lambda: "" if shell.caught_up.is_set() else "reading the log"
     health.gauge("gyre_waterlevel", "w = d - f: outstanding executions", lambda: driver.state.d - driver.state.f)
@@ -36,7 +34,7 @@ async def serve(context: Context) -> None:
 
 
 async def _feed(context: Context, watch: Watch) -> None:
-    async for event in context.events():
+    async for event in context.events(about=("cell", "service")):
         watch.fold(event)
 
 

@@ -207,7 +207,11 @@ class BatchView(msgspec.Struct, kw_only=True):
             if event.entity == self.cell:
                 self._transition(event, data)
         elif isinstance(data, e.CellLost):
-            if event.entity == self.cell and data.service == "trainer" and data.process == self.processes.get(self.cell):
+            if (
+                event.entity == self.cell
+                and data.service == "trainer"
+                and data.process == self.processes.get(self.cell)
+            ):
                 self.given_up = True
         elif isinstance(data, e.BatchOpened):
             self.batch = OpenBatch(id=event.entity, data=data)

@@ -19,8 +19,8 @@ from services.mesh.service import Context
 from services.trainer.batch_view import BatchView
 
 T = TypeVar("T")
-_ELSEWHERE = ("execution.", "evaluation.", "route.", "timer.")
-"""Kinds that say nothing of training: most of LOG."""
+ABOUT = ("cell", "batch", "micro-step", "group", "checkpoint", "weights", "burst", "service", "run")
+"""What the process follows in LOG."""
 
 
 class Worker(Protocol):
@@ -73,10 +73,8 @@ class CellProcess:
 
     async def follow(self) -> None:
         """Without end. Raises TrainerError when the others went on without this process."""
-        async for event in self.context.events(self._folded):
+        async for event in self.context.events(self._folded, about=ABOUT):
             self._folded = event.seq
-            if event.kind.startswith(_ELSEWHERE):
-                continue
             self._fold(event)
             self.changed.set()
             if self.view.given_up:

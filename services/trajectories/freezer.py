@@ -41,8 +41,7 @@ class Freezer:
         for event in past:
             if event.kind == "execution.sealed" and event.entity not in answered:
                 await self._freeze(event)
-        seals = streams.entity_filter(self._context.run, "proxy", "execution")
-        async for event in self._context.events(end, subject_filter=seals):
+        async for event in self._context.events(end, about=("execution",)):
             if event.kind == "execution.sealed":
                 await self._freeze(event)
 

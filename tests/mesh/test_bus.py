@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import streams
 from schemas.errors import BusError, Conflict
-from services.mesh.bus import Bus, Reader, SequenceConflict, Stored, subject_matches, time_us_of
+from services.mesh.bus import Bus, Reader, SequenceConflict, Stored, Subjects, subject_matches, time_us_of
 from services.mesh.nats_link import nanoseconds_of, parse_headers
 from tests.mesh.conftest import Connect
 
@@ -148,6 +148,42 @@ async def test_a_reader_follows_a_filter(bus: Bus):
         for i in range(6):
             await say(bus, f"e-{i}", f"id-{i}", owner="harness" if i % 3 == 0 else "scheduler")
         assert [stored.seq for stored in await take(reader, 2)] == [1, 4]
+
+
+async def test_a_reader_follows_several_filters_in_the_order_of_the_stream(bus: Bus):
+    filters = [streams.owner_filter(bus.run, owner) for owner in ("harness", "packer")]
+    owners = ("packer", "scheduler", "harness", "proxy", "packer", "harness")
+    async with bus.read(log(bus), 0, subject_filter=filters) as reader:
+        for i, owner in enumerate(owners):
+            await say(bus, f"e-{i}", f"id-{i}", owner=owner)
+        assert [stored.seq for stored in await take(reader, 4)] == [1, 3, 5, 6]
+        waiting = asyncio.ensure_future(anext(reader))
+        await say(bus, "e-7", "id-7", owner="proxy")
+        await say(bus, "e-8", "id-8", owner="packer")
+        assert (await waiting).seq == 8
+    ranged = [s.seq async for s in bus.read_range(log(bus), 1, 1_000, subject_filter=filters)]
+    assert ranged == [3, 5, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("filters", "subject", "matches"),
+    [
+        (["a.*.b.>"], "a.1.b.2", True),
+        (["a.*.b.>"], "a.1.b", False),
+        (["a.*.b.>"], "a.1.c.2", False),
+        (["a.*.b.>", "c.>"], "c.1", True),
+        (["a.*.b.>", "c.>"], "c", False),
+        (["a.*.b.>", "c.>"], "c.1.2.3.4", True),
+        (["a.*.b.>", "a.b"], "a.b", True),
+        (["a.*.b.>", "a.b"], "a.b.b.x", True),
+        ("a.*", "a.1", True),
+        ("a.*", "a.1.2", False),
+    ],
+)
+def test_filters_made_ready_match_as_they_are_written(filters: str | list[str], subject: str, matches: bool) -> None:
+    subjects = Subjects(filters)
+    for _ in range(2):
+        assert subjects.match(subject) is matches
 
 
 async def test_a_range_ends_by_itself(bus: Bus):
