@@ -44,14 +44,18 @@ class World:
 
     def __init__(self, bus: Bus, folder: Path, settings: dict[str, Any], *, clock: Clock | None = None) -> None:
         self.bus, self.folder, self.clock = bus, folder, clock or SystemClock()
-        tree = {"name": "test", "steps": 3, "tasks": {"path": str(folder / "tasks")}, "harness": {"command": ["true"]}, **settings}
+        tree = {
+            "name": "test",
+            "steps": 3,
+            "tasks": {"path": str(folder / "tasks")},
+            "harness": {"command": ["true"]},
+            **settings,
+        }
         tree["eval"] = {"path": str(folder / "held-out")}
         self.config: Config = from_tree(tree, where="test")
         self.tasks = task_refs(list_tasks(folder / "tasks"))
         self.held_out = task_refs(list_tasks(folder / "held-out")) if (folder / "held-out").exists() else []
-        self.started = RunStarted(
-            seed=0, config=self.config, tasks=self.tasks, held_out=self.held_out, code="test"
-        )
+        self.started = RunStarted(seed=0, config=self.config, tasks=self.tasks, held_out=self.held_out, code="test")
         self._ids = itertools.count(1)
 
     async def begin(self) -> None:
@@ -78,11 +82,15 @@ class World:
             secret=SECRET,
         )
 
-    async def wait(self, kind: str, entity: str = "") -> Event:
-        """The first event of a kind (about an entity), from the beginning of LOG."""
+    async def wait(self, kind: str, entity: str = "", *, attempt: int = -1) -> Event:
+        """The first event of a kind (about an entity, of an attempt), from the beginning of LOG."""
         async for stored in self.bus.read(streams.log_stream(self.bus.run), 0):
             event = decode(stored)
-            if event.kind == kind and entity in ("", event.entity):
+            if (
+                event.kind == kind
+                and entity in ("", event.entity)
+                and attempt in (-1, getattr(event.data, "attempt", -1))
+            ):
                 return event
         raise AssertionError("the log ended")
 
