@@ -6,6 +6,7 @@ For `replay.fault.planted`, which runs it in a copy of the code.
 from __future__ import annotations
 
 import gc
+import resource
 import sys
 
 import msgspec
@@ -13,8 +14,12 @@ import msgspec
 from replay.fault.planted import Line
 from replay.fault.run import simulate
 
+MEMORY = 6 << 30
+"""Bytes of address space: planted code may go in circles."""
+
 
 def main(first: int, count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for seed in range(first, first + count):
         outcome = simulate(seed)
         line = Line(

@@ -42,10 +42,10 @@ QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
 MOST_EVENTS = 8_000
 """A run that says more than this goes in circles: some service fails and starts again for ever."""
-STUCK_BUDGETS = 3.0
+STUCK_BUDGETS = 1.25
 """Overall budgets of an execution without an event after which a run is stuck."""
 SHORT_S = 0.1
-LAGGING = 0.15
+LAGGING = 0.25
 """Share of runs with a service that lags."""
 CONNECT_S = 10.0
 """How long a service that starts waits for the event bus."""
@@ -96,7 +96,7 @@ class Mesh:
     def _lag_s(self, name: str) -> float:
         """In some runs one reads everything late, mostly the proxy: what it does on old routes must do no harm."""
         draw = random.Random(f"{self.setting.seed}:lag")
-        lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(0.5, 60.0)
+        lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(1.0, 120.0)
         return seconds if lags and name == ("proxy" if draw.random() < 0.7 else who) else 0.0
 
     async def run(self, begin: Callable[[], None]) -> None:

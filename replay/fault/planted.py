@@ -4,7 +4,7 @@
 
 A patch begins with a few lines that say what its author had in mind and what comes of it; a diff against `services/`
 follows. The first seeds are run twice, in processes whose sets have other orders: a planted bug that makes two logs of one
-seed is caught by that. A process that doesn't come to an end is a catch too.
+seed is caught by that. A process that doesn't come to an end, in time or in memory, is a catch too.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def run(code: Path, first: int, count: int, *, time_s: float = TIME_S, hash_seed
     except subprocess.TimeoutExpired as error:
         said, code_, errors = (error.stdout or b"").decode(), -1, ""
     lines = _lines(said)
-    if code_ == -1:
+    if code_ == -1 or "MemoryError" in errors:
         seed = first + len(lines)
         lines.append(Line(seed=seed, digest="", violations=[f"seed {seed} does not end"], invariants=["no-end"]))
     elif code_ != 0:

@@ -10,7 +10,7 @@ from replay.fault.planted import FOLDER, StalePatch, about, check_applies, first
 
 ROOT = Path(__file__).parents[2]
 PLANTED = patches(ROOT / FOLDER)
-QUICK = {"09-epoch-not-raised": "epochs", "13-checkpoint-after-step": "durable_before_published"}
+QUICK = {"13-checkpoint-after-step": "durable_before_published", "22-request-generated-twice": "records_whole"}
 """Such as the first seeds find, and the law that says so."""
 
 
