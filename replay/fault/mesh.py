@@ -47,6 +47,8 @@ STUCK_BUDGETS = 1.25
 SHORT_S = 0.1
 LAGGING = 0.25
 """Share of runs with a service that lags."""
+_COMING_AND_GOING = ("service.joined", "cell.joined", "cell.lost", "checkpoint.restored", "weights.exposed")
+"""Kinds that a service says whenever it starts: one that starts again and again gets nowhere."""
 CONNECT_S = 10.0
 """How long a service that starts waits for the event bus."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -144,7 +146,7 @@ class Mesh:
                 self.report("endless", f"more than {MOST_EVENTS} events; {self._waiting()}")
                 return
             if now - self._said_at >= limit_s:
-                self.report("stuck", f"nothing was said for {limit_s / 3600:.1f} h; {self._waiting()}")
+                self.report("stuck", f"nothing has gone on for {limit_s / 3600:.1f} h; {self._waiting()}")
                 return
             if self._finished.is_set():
                 quiet_s = now - max(self._said_at, self._stirred_at)
@@ -184,8 +186,9 @@ class Mesh:
             self.report("world-crashed", f"{error!r} in {_place(error)}", entity=name)
 
     def _stored(self, stored: Stored) -> None:
-        self._said_at = self.loop.time()
         event = decode(stored)
+        if event.kind not in _COMING_AND_GOING:
+            self._said_at = self.loop.time()
         if event.kind == "run.finished" or stored.seq > MOST_EVENTS:
             self._finished.set()
         for watcher in self.watchers:
