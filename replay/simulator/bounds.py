@@ -38,7 +38,9 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
 def headroom(scenario: Scenario, outcome: Outcome) -> Headroom:
     """Of one run. Slots per node are those of the whole."""
     slots_per_node = scenario.slots / scenario.nodes
-    work = outcome.executed_h / slots_per_node + scenario.world.work_node_h * outcome.steps
+    world = scenario.world
+    factor = 1.0 if scenario.run.scheduler.strategy == "async" else world.shared_work
+    work = outcome.executed_h / slots_per_node + world.work_node_h * factor * outcome.steps
     bound = work / scenario.nodes
     whole = outcome.hours * scenario.nodes
     rollout = outcome.running_h / slots_per_node

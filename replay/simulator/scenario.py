@@ -56,6 +56,9 @@ class World(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Time to score a preserved workspace; it holds no slot."""
     work_node_h: float
     """W: work of one training step in node-hours; n nodes need W / n hours for it."""
+    shared_work: float = 1.0
+    """Factor on W where the cells that train also serve (every strategy but `async`): what giving memory up and taking
+    it back costs a step."""
     step_s: float
     """One optimizer step: reduction, update, checkpoint, broadcast."""
     whole_batch_s: float = 0.0
@@ -205,7 +208,7 @@ def _check(scenario: Scenario, where: str) -> None:
     unknown = sorted(set(said) - set(World.__struct_fields__))
     if unknown:
         raise ConfigError(f"[origin] names {', '.join(unknown)}", where=where, remedy="name keys of [world] only")
-    positive = ("cell_nodes", "duration_scale", "median_h", "ceiling_h", "harness_h", "work_node_h", "execution_tokens")
+    positive = ("cell_nodes", "duration_scale", "median_h", "ceiling_h", "harness_h", "work_node_h", "shared_work", "execution_tokens")
     for key in World.__struct_fields__:
         value = getattr(world, key)
         if not (value > 0 if key in positive else value >= 0):

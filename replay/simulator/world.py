@@ -44,7 +44,9 @@ class Facts:
         self._count = 0
         self._now_us = 0
         s = scenario.run.scheduler
-        self._s_per_token = scenario.world.work_node_h * 3600 / (s.B * s.N * scenario.world.execution_tokens)
+        world = scenario.world
+        work = world.work_node_h * (1.0 if s.strategy == "async" else world.shared_work)
+        self._s_per_token = work * 3600 / (s.B * s.N * world.execution_tokens)
         self._causes: dict[str, Event] = {}
         """Execution to the event that placed it."""
         self._serving: dict[str, int] = {}

@@ -50,23 +50,22 @@ def test_headroom_of_shipped_scenarios() -> None:
     assert 0 < found.bound_h < found.hours.mean
 
 
-def _surface(row: str, truth: Knobs, *, share: float, slope: float) -> Surface:
-    """A row whose hours are `30 scale + share W + slope beta`, as they are at `truth`."""
+def _surface(row: str, truth: Knobs, *, share: float) -> Surface:
+    """A row whose hours are `30 scale + share W`, as they are at `truth`."""
     hours = [[30 * scale + share * work for work in WORKS] for scale in SCALES]
-    surface = Surface(row=row, paper_h=1.0, hours=hours, slope=slope)
-    return Surface(row=row, paper_h=surface.at(truth), hours=hours, slope=slope)
+    surface = Surface(row=row, paper_h=1.0, hours=hours, shared=row[0] != "A")
+    return Surface(row=row, paper_h=surface.at(truth), hours=hours, shared=surface.shared)
 
 
 def test_fit_finds_the_knobs_that_made_the_hours() -> None:
-    truth = Knobs(duration_scale=0.957, work_node_h=12.1, load_effect=0.11)
-    shapes = (("A0", 0.1, -3.0), ("C0", 0.8, -20.0), ("E0", 2.0, 0.0))
-    surfaces = [_surface(row, truth, share=share, slope=slope) for row, share, slope in shapes]
+    truth = Knobs(duration_scale=0.957, work_node_h=12.1, shared_work=1.11)
+    surfaces = [_surface(row, truth, share=share) for row, share in (("A0", 0.8), ("C0", 1.1), ("E0", 0.1))]
     found = fit(surfaces)
     assert found.rms_pct < 0.1
     assert found.knobs.duration_scale == pytest.approx(truth.duration_scale, abs=0.005)
     assert found.knobs.work_node_h == pytest.approx(truth.work_node_h, abs=0.2)
-    assert found.knobs.load_effect == pytest.approx(truth.load_effect, abs=0.01)
-    assert fit(surfaces, load=False).knobs.load_effect == 0.0
+    assert found.knobs.shared_work == pytest.approx(truth.shared_work, abs=0.02)
+    assert fit(surfaces, shared=False).knobs.shared_work == 1.0
 
 
 def test_directions_are_the_papers() -> None:
