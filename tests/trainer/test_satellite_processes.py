@@ -26,7 +26,6 @@ from services.trainer.cell import Cell
 from services.trainer.objective import ObjectiveTerms
 from tests.trainer.stage import Stage
 
-RUN = "r-satellites"
 WORKER = Path(__file__).with_name("trainer_worker.py")
 LOOSE = {"clip_low": 0.0, "clip_high": 1e9}
 CELLS = ["cell-0", "cell-1"]
@@ -35,15 +34,26 @@ Start = Callable[[str], Any]
 
 
 @pytest.fixture
+def run(tmp_path: Path) -> str:
+    """One of the test's own: all tests share the server, and no run may read another's log."""
+    return f"r-{tmp_path.name[-24:].replace('_', '-')}"
+
+
+@pytest.fixture
 async def stage(
-    nats_server: NatsServer, tmp_path: Path, policy: Path, settings: TrainerConfig, request: pytest.FixtureRequest
+    nats_server: NatsServer,
+    run: str,
+    tmp_path: Path,
+    policy: Path,
+    settings: TrainerConfig,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Stage]:
     """Its parameter is `trainer.lost_s`."""
 
     def build(context: Context) -> Cell:
         raise AssertionError("processes build their own")
 
-    async with await connect(nats_server.url, RUN, name="test") as bus:
+    async with await connect(nats_server.url, run, name="test") as bus:
         await bus.open_run()
         tree = {
             "name": "t",
@@ -61,21 +71,21 @@ async def stage(
                 **LOOSE,
             },
         }
-        stage = Stage(bus, tmp_path, build, run=RUN)
+        stage = Stage(bus, tmp_path, build, run=run)
         stage.started = e.RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test")
-        await stage.say("operator", "run.started", RUN, stage.started)
+        await stage.say("operator", "run.started", run, stage.started)
         (tmp_path / "secret").write_bytes(b"s")
         yield stage
 
 
 @pytest.fixture
-async def start(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Start]:
+async def start(nats_server: NatsServer, run: str, tmp_path: Path) -> AsyncIterator[Start]:
     """Starts a cell's trainer; what still runs is killed at the end, and its log shown where the test failed."""
     started: list[tuple[asyncio.subprocess.Process, Path]] = []
 
     async def start(cell: str) -> asyncio.subprocess.Process:
         log = tmp_path / f"{cell}.{len(started)}.log"
-        command = [sys.executable, str(WORKER), nats_server.url, RUN, str(tmp_path), cell]
+        command = [sys.executable, str(WORKER), nats_server.url, run, str(tmp_path), cell]
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
         started.append((process, log))
