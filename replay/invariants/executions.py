@@ -233,7 +233,7 @@ class OutcomeRule(Invariant):
             return
         right = self._right(event, ended)
         if right is not None and (data.outcome, data.reward) not in right:
-            expected = " or ".join(f"{outcome} {reward:g}" for outcome, reward in right)
+            expected = " or ".join(f"{outcome} {reward:g}" for outcome, reward in right) or "none yet"
             self.violated(event, f"{data.outcome} {data.reward:g} after {ended.reason}, expected {expected}")
         if data.outcome == "valid" and data.evaluation != evaluation_id(event.entity, data.attempt):
             self.violated(event, f"names the evaluation {data.evaluation!r}")
