@@ -270,7 +270,7 @@ class CellTrainer:
 
         context, process, cell = self._context, self._process, self.cell
         name, free = min(batch.free.items(), key=lambda item: item[1].seq)
-        claim = (streams.aggregate_filter(context.run, "micro-step", name), free.seq)
+        scope = streams.aggregate_filter(context.run, "micro-step", name)
         claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch)
         try:
             seq = await process.say(
@@ -279,7 +279,7 @@ class CellTrainer:
                 claimed,
                 id=f"{free.id}.claimed.{context.cell}",
                 causation=free.seq,
-                claim=claim,
+                claim=(scope, free.seq),
             )
         except Conflict:
             # What won lies in LOG behind `free`, and `view` will show it.
@@ -300,7 +300,11 @@ class CellTrainer:
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
             seconds=process.now() - start,
         )
-        await process.say("micro-step.done", name, done, id=f"{free.id}.done.{context.cell}", causation=seq)
+        # It answers the claim: what a process says late, after its end, may not follow the release of the micro-step, and
+        # whoever was put out meanwhile sees it in LOG.
+        with contextlib.suppress(Conflict):
+            id = f"{free.id}.done.{context.cell}"
+            await process.say("micro-step.done", name, done, id=id, causation=seq, claim=(scope, seq))
 
     async def _expose(self) -> None:
         cell, exchange, purpose = self.cell, self._exchange, self.view.due
