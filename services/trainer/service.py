@@ -300,11 +300,14 @@ class CellTrainer:
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
             seconds=process.now() - start,
         )
-        # It answers the claim: what a process says late, after its end, may not follow the release of the micro-step, and
-        # whoever was put out meanwhile sees it in LOG.
-        with contextlib.suppress(Conflict):
-            id = f"{free.id}.done.{context.cell}"
+        id = f"{free.id}.done.{context.cell}"
+        try:
+            # It answers the claim: what a process says late, after its end, may not follow the release.
             await process.say("micro-step.done", name, done, id=id, causation=seq, claim=(scope, seq))
+        except Conflict:
+            # Only what this cell lost is released by another: LOG has put it out before that, and `finish` drops the
+            # batch with this gradient. No update is due meanwhile, since the micro-step isn't done.
+            await process.until(lambda: self.view.batch is not batch or batch.claimed.get(name) != context.cell)
 
     async def _expose(self) -> None:
         cell, exchange, purpose = self.cell, self._exchange, self.view.due

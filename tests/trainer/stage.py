@@ -72,16 +72,16 @@ class Stage:
         publisher = Publisher(bus=self.bus, clock=self.clock, run=self.run, owner=owner, instance=owner)
         return await publisher.say(kind, entity, data, id=f"{owner}.{kind}.{self._said}")
 
-    async def enter_training(self, cell: str = "cell-0") -> None:
-        await self.decide_training(cell)
-        await self.seen("cell.role-transition", entity=cell, phase="acquired")
-        completed = e.CellRoleTransition(phase="completed", source="rollout", target="train", epoch=1)
+    async def enter_training(self, cell: str = "cell-0", *, epoch: int = 1) -> None:
+        await self.decide_training(cell, epoch=epoch)
+        await self.seen("cell.role-transition", entity=cell, phase="acquired", epoch=epoch)
+        completed = e.CellRoleTransition(phase="completed", source="rollout", target="train", epoch=epoch)
         await self.say("scheduler", "cell.role-transition", cell, completed)
 
-    async def decide_training(self, cell: str) -> None:
-        decided = e.CellRoleTransition(phase="decided", source="rollout", target="train", epoch=1)
+    async def decide_training(self, cell: str, *, epoch: int = 1) -> None:
+        decided = e.CellRoleTransition(phase="decided", source="rollout", target="train", epoch=epoch)
         await self.say("scheduler", "cell.role-transition", cell, decided)
-        released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=1)
+        released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=epoch)
         await self.say("rollout", "cell.role-transition", cell, released)
 
     async def put_out(self, cell: str) -> None:

@@ -45,11 +45,13 @@ class Killed(Exception):
 
 
 class Faults:
-    """Ends a cell at the nth call of a method; holds the core's micro-steps while `gate` is closed."""
+    """Ends a cell at the nth call of a method; holds the core's micro-steps while `gate` is closed, a satellite's while
+    `slow` is."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self.gate, self.slow = threading.Event(), threading.Event()
         self.gate.set()
+        self.slow.set()
         self.at: tuple[str, str, int] | None = None
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fired = False
@@ -76,8 +78,7 @@ class SharedCell(Cell):
     seen: list[torch.Tensor]
 
     def micro_step(self, micro_step: MicroStep, *, entropy: bool = False) -> ObjectiveStats:
-        if self.name == "cell-0":
-            self.faults.gate.wait()
+        (self.faults.gate if self.name == "cell-0" else self.faults.slow).wait()
         with MEGATRON:
             stats = super().micro_step(micro_step, entropy=entropy)
         self.faults.called(self.name, "micro_step")
@@ -102,6 +103,14 @@ class SharedCell(Cell):
             super().release()
 
 
+class NamedGroup(PrefixGroup):
+    """A cell's end of the group, which says whose it is."""
+
+    def __init__(self, name: str, *, host: bool) -> None:
+        super().__init__(host=host)
+        self.name = name
+
+
 class Cells:
     """Trainers by cell, started again as often as they are killed."""
 
@@ -123,7 +132,9 @@ class Cells:
     async def live(self, cell: str) -> None:
         while True:
             context = self.stage.context(cell)
-            trainer = self.trainers[cell] = CellTrainer(context, build=self.build)
+            trainer = self.trainers[cell] = CellTrainer(
+                context, build=self.build, open_group=lambda host: NamedGroup(cell, host=host)
+            )
             try:
                 await trainer.run()
             except Killed:
@@ -140,6 +151,7 @@ class Cells:
             yield
         finally:
             self.faults.gate.set()
+            self.faults.slow.set()
             self.faults.may_step.set()
             for task in self.tasks.values():
                 task.cancel()
@@ -165,8 +177,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     for method in ("meet", "reduce", "broadcast"):
         original = getattr(PrefixGroup, method)
 
-        def call(group: PrefixGroup, *args: Any, original: Any, method: str) -> Any:
-            faults.called("cell-0" if group._hosts else "cell-1", method)
+        def call(group: NamedGroup, *args: Any, original: Any, method: str) -> Any:
+            faults.called(group.name, method)
             return original(group, *args)
 
         monkeypatch.setattr(
@@ -324,7 +336,8 @@ async def test_whoever_dies_wherever_nothing_is_lost_or_trained_twice(
 
 
 @pytest.mark.parametrize(
-    "fault", [("cell-1", "micro_step", 1), ("cell-1", "micro_step", 2), ("cell-1", "meet", 1), ("cell-1", "reduce", 1)],
+    "fault",
+    [("cell-1", "micro_step", 1), ("cell-1", "micro_step", 2), ("cell-1", "meet", 1), ("cell-1", "reduce", 1)],
     ids=lambda fault: "-".join(map(str, fault)),
 )
 async def test_the_prefix_shrinks_to_below_a_satellite_that_never_comes_back(
@@ -358,13 +371,49 @@ async def test_the_prefix_shrinks_to_below_a_satellite_that_never_comes_back(
             closed = e.BatchStreamClosed(micro_steps=6, groups=["g-000000"])
             await stage.say("packer", "batch.stream-closed", "b-000001", closed)
         await stage.all_done_by("cell-0", 6)
-        await stage.say(
-            "scheduler", "batch.join-closed", "b-000001", e.BatchJoinClosed(members=["cell-0"], epochs=[1])
-        )
+        await stage.say("scheduler", "batch.join-closed", "b-000001", e.BatchJoinClosed(members=["cell-0"], epochs=[1]))
         await same_as_alone(stage, cells, alone(steps))
         decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
         await stage.say("scheduler", "cell.role-transition", "cell-2", decided)
         await stage.seen("cell.role-transition", entity="cell-2", phase="released", epoch=2)
+    assert check(await stage.log(), only=["targets_once"]).ok
+
+
+async def test_the_gradient_of_a_micro_step_whose_done_is_refused_is_never_added_up(
+    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any
+) -> None:
+    """A satellite is put out in the middle of a micro-step, and the core trains it again before the satellite is through.
+    Its answer comes too late for LOG; it joins again, and the next sum has only what it trained since."""
+    batches = [micro_steps(f"b-{index:06d}", 3) for index in (1, 2)]
+    async with cells.living("cell-0", "cell-1"):
+        for cell in ("cell-0", "cell-1"):
+            await stage.enter_training(cell)
+        await stage.open_batch(1, version=0, final=False)
+        faults.gate.clear()
+        faults.slow.clear()
+        for each in batches[0]:
+            await stage.enqueue(each)
+        await stage.seen("micro-step.claimed", cell="cell-1")
+        await stage.put_out("cell-1")
+        faults.gate.set()
+        await stage.seen("micro-step.released")
+        await stage.all_done_by("cell-0", 3)
+        faults.slow.set()
+        decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
+        await stage.say("scheduler", "cell.role-transition", "cell-1", decided)
+        await stage.seen("cell.role-transition", entity="cell-1", phase="released", epoch=2)
+        assert all(each.data.cell == "cell-0" for each in await stage.log() if each.kind == "micro-step.done")
+        await stage.close("b-000001", 3, ["cell-0"])
+        await stage.seen("batch.stepped", version=1)
+        await stage.enter_training("cell-1", epoch=3)
+        await stage.open_batch(2, version=1, final=True)
+        faults.gate.clear()
+        for each in batches[1]:
+            await stage.enqueue(each)
+        await stage.seen("micro-step.done", cell="cell-1", batch="b-000002")
+        faults.gate.set()
+        await stage.close("b-000002", 3, ["cell-0", "cell-1"])
+        await same_as_alone(stage, cells, alone(*batches))
     assert check(await stage.log(), only=["targets_once"]).ok
 
 
@@ -386,7 +435,9 @@ async def test_a_release_between_the_sum_and_the_step_loses_and_doubles_nothing(
         faults.gate.set()
         await stage.close("b-000001", 4, ["cell-0", "cell-1"])
         await asyncio.to_thread(faults.stepping.wait)
-        held = len([each for each in await stage.log() if each.kind == "micro-step.done" and each.data.cell == "cell-1"])
+        held = len(
+            [each for each in await stage.log() if each.kind == "micro-step.done" and each.data.cell == "cell-1"]
+        )
         await cells.start_again("cell-1")
         await stage.seen("micro-step.released", held)
         if again != "released":
