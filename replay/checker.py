@@ -64,11 +64,15 @@ class Checker:
         self._events = 0
         chosen = [kind for name, kind in ALL.items() if not only or name in only]
         self._invariants = [self._make(kind) for kind in chosen]
-        self._by_kind = {order: _handlers(i for i in self._invariants if i.order == order) for order in ("log", "scheduler")}
+        self._by_kind = {
+            order: _handlers(i for i in self._invariants if i.order == order) for order in ("log", "scheduler")
+        }
         self._after = [each.decided for each in self._invariants if type(each).decided is not Invariant.decided]
 
     def __repr__(self) -> str:
-        return f"<Checker [{len(self._invariants)} invariants, {self._events} events, {len(self.violations)} violations]>"
+        return (
+            f"<Checker [{len(self._invariants)} invariants, {self._events} events, {len(self.violations)} violations]>"
+        )
 
     def see(self, event: Event) -> None:
         """The next event of LOG."""
@@ -90,9 +94,7 @@ class Checker:
         return Report(
             events=self._events,
             checked=[
-                Checked(
-                    invariant=each.name, meaning=each.law(), violations=each.violations, skipped=each.skipped
-                )
+                Checked(invariant=each.name, meaning=each.law(), violations=each.violations, skipped=each.skipped)
                 for each in self._invariants
             ],
             violations=self.violations,

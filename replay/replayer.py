@@ -186,9 +186,7 @@ def _by_cause(driver: Driver[Any], events: Sequence[Event]) -> dict[int, list[Ev
     return dict(recorded)
 
 
-def _locate(
-    decider: Decider[Any], events: Sequence[Event], recorded: dict[int, list[Event]], at: Event
-) -> Mismatch:
+def _locate(decider: Decider[Any], events: Sequence[Event], recorded: dict[int, list[Event]], at: Event) -> Mismatch:
     """The first difference on an input whose recorded decisions the state cannot take: decided anew from before it."""
     driver: Driver[Any] = Driver(decider)
     for event in events:

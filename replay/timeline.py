@@ -161,7 +161,9 @@ class Timeline:
 class _Drawing:
     def __init__(self, timeline: Timeline, start_us: int, end_us: int) -> None:
         self._t, self._start_us, self._span_us = timeline, start_us, end_us - start_us
-        self._lanes = sorted(timeline.lanes.values(), key=lambda lane: (lane.name.startswith("pool"), _number(lane.name)))
+        self._lanes = sorted(
+            timeline.lanes.values(), key=lambda lane: (lane.name.startswith("pool"), _number(lane.name))
+        )
         self._under = TOP + len(self._lanes) * (LANE + GAP)
         self._level_top = self._under + 44
         self._height = self._level_top + LEVEL + FOOT
@@ -239,7 +241,10 @@ class _Drawing:
         step = _nice(most / 4)
         parts = [_text(LEFT, top - 12, "executions:", weight="bold")]
         x = float(LEFT + 98)
-        for colour, meaning in (("#1f5f8b", "waterlevel w = dispatched - finished"), ("#3b7d3b", "capacity C_R of the serving cells")):
+        for colour, meaning in (
+            ("#1f5f8b", "waterlevel w = dispatched - finished"),
+            ("#3b7d3b", "capacity C_R of the serving cells"),
+        ):
             parts.append(f'<path d="M{x} {top - 16} h22" stroke="{colour}" stroke-width="2.4"/>')
             parts.append(_text(x + 28, top - 12, meaning))
             x += 46 + 6.7 * len(meaning)

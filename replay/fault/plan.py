@@ -41,7 +41,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
     def __str__(self) -> str:
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "pin"}
-        said = " ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in fields.items())
+        said = " ".join(
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in fields.items()
+        )
         return f"{self.name} {said} at {self.pin}"
 
 
@@ -197,4 +199,6 @@ def read(path: Path) -> Plan:
             f"cannot be read: {error.strerror}", where=str(path), remedy="name a file that `gyre fault` wrote"
         ) from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"no plan: {error}", where=str(path), remedy="see docs/fault.md for what a plan holds") from None
+        raise ConfigError(
+            f"no plan: {error}", where=str(path), remedy="see docs/fault.md for what a plan holds"
+        ) from None

@@ -94,11 +94,7 @@ class Invariant:
     """Kind to the name of the method that takes it; `*` stands for every kind."""
 
     def __init_subclass__(cls) -> None:
-        cls.handlers = {
-            kind: name
-            for name, member in vars(cls).items()
-            for kind in getattr(member, "_kinds", ())
-        }
+        cls.handlers = {kind: name for name, member in vars(cls).items() for kind in getattr(member, "_kinds", ())}
 
     def __init__(self, scene: Scene, evidence: Evidence, found: list[Violation]) -> None:
         self.scene, self.evidence = scene, evidence

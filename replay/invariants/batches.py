@@ -31,7 +31,9 @@ class BatchOrder(Invariant):
         if burst is None or data.burst != scene.burst_id:
             self.violated(event, f"is of {data.burst}, open is {scene.burst_id or 'no burst'}")
         elif data.final != (scene.burst_done + 1 == burst.steps):
-            self.violated(event, f"is {'' if data.final else 'not '}final as step {scene.burst_done + 1} of {burst.steps}")
+            self.violated(
+                event, f"is {'' if data.final else 'not '}final as step {scene.burst_done + 1} of {burst.steps}"
+            )
         if data.groups != scene.rules.scheduler.B:
             self.violated(event, f"wants {data.groups} groups, B is {scene.rules.scheduler.B}")
         if not scene.training() or data.members[:1] != ["cell-0"]:

@@ -35,7 +35,9 @@ def _cell_joined(scene: Scene, event: Event) -> None:
     data: e.CellJoined = event.data
     cell = scene.cells.setdefault(event.entity, CellSeen(index=data.index, capacity=data.capacity))
     cell.pool = in_pool(event.entity)
-    cell.reserved = not cell.pool and scene.config is not None and scene.strategy == "async" and data.index < scene.trainers
+    cell.reserved = (
+        not cell.pool and scene.config is not None and scene.strategy == "async" and data.index < scene.trainers
+    )
     cell.version = max(cell.version, data.version)
     if cell.lost == "rollout":
         cell.lost = ""

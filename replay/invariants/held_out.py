@@ -88,7 +88,11 @@ class HeldOutMeasured(Invariant):
             self.violated(event, f"{len(executions) - len(known)} executions are not settled")
         data: e.MeasurementClosed = event.data
         counts = Counter[str](each.outcome for each in known)
-        if (data.valid, data.placeholder, data.excluded) != (counts["valid"], counts["placeholder"], counts["excluded"]):
+        if (data.valid, data.placeholder, data.excluded) != (
+            counts["valid"],
+            counts["placeholder"],
+            counts["excluded"],
+        ):
             self.violated(event, f"its counts are not those of its executions, {dict(counts)}")
         rewards = [each.reward for each in known if each.outcome != "excluded"]
         mean = math.fsum(rewards) / len(rewards) if rewards else None

@@ -91,7 +91,11 @@ class RecordsWhole(Invariant):
                 if entry.call not in calls:
                     wrong("delivered and never recorded")
                 continue
-            if entry.call in calls or entry.call != call_id(execution, attempt, len(calls)) or entry.index != len(calls):
+            if (
+                entry.call in calls
+                or entry.call != call_id(execution, attempt, len(calls))
+                or entry.index != len(calls)
+            ):
                 wrong(f"number {entry.index} after {len(calls)} calls")
             if entry.parent is not None and entry.parent not in calls:
                 wrong(f"its parent {entry.parent} is not recorded")
@@ -247,7 +251,9 @@ class Projections(Invariant):
             before, after = list(live.get(table, ())), list(again.get(table, ()))
             if before != after:
                 differ = [str(row[:3]) for row in {*before} ^ {*after}]
-                self.report(0, table, f"{len(before)} rows, {len(after)} after a rebuild; they differ at {names(differ)}")
+                self.report(
+                    0, table, f"{len(before)} rows, {len(after)} after a rebuild; they differ at {names(differ)}"
+                )
 
 
 class Replays(Invariant):

@@ -157,7 +157,9 @@ class NothingLost(Invariant):
     def closed(self, event: Event) -> None:
         data: e.BatchStreamClosed = event.data
         if data.micro_steps != self._micro_steps[event.entity]:
-            self.violated(event, f"closed after {data.micro_steps} micro-steps, {self._micro_steps[event.entity]} enqueued")
+            self.violated(
+                event, f"closed after {data.micro_steps} micro-steps, {self._micro_steps[event.entity]} enqueued"
+            )
         admitted = {row: targets for group in data.groups for row, targets in self._rows.get(group, {}).items()}
         packed = self._packed.pop(event.entity, {})
         lost, strange = admitted.keys() - packed.keys(), packed.keys() - admitted.keys()

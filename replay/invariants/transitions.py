@@ -77,13 +77,20 @@ class TrainingPrefix(Invariant):
             above = any(other.lost and not other.pool and other.index <= cell.index for other in scene.cells.values())
             if not above or (cell.index == 0 and cell.place == "training"):
                 self.violated(event, "put out, and no cell at or below it is lost")
-        if data.phase == "completed" and data.target == "train" and cell is not None and cell.index != len(scene.training()):
+        if (
+            data.phase == "completed"
+            and data.target == "train"
+            and cell is not None
+            and cell.index != len(scene.training())
+        ):
             self.violated(event, f"trains, and {names(scene.training()) or 'no cell'} does: no prefix")
         if data.phase != "decided" or cell is None:
             return
         training = scene.training()
         if data.target == "train":
-            training += sorted((name for name in scene.moving() if scene.cells[name].place == "leaving"), key=cell_index)
+            training += sorted(
+                (name for name in scene.moving() if scene.cells[name].place == "leaving"), key=cell_index
+            )
         if cell.place == "out":
             if data.target != "rollout" or cell.lost:
                 self.violated(event, f"was put out, and goes to {data.target} while {cell.lost or 'nothing'} is lost")
@@ -205,7 +212,9 @@ class WaterlevelGate(Invariant):
             return
         if scene.strategy == "async":
             if cell.load or not cell.reserved:
-                self.violated(event, f"{cell.load} executions on it, and the split {'has' if cell.reserved else 'lacks'} it")
+                self.violated(
+                    event, f"{cell.load} executions on it, and the split {'has' if cell.reserved else 'lacks'} it"
+                )
             return
         w, room = scene.d - scene.f, scene.served_capacity() - cell.capacity
         if w > room:
@@ -291,7 +300,8 @@ class CoreRetention(Invariant):
         if data.core_stays != stays:
             said = "stays" if data.core_stays else "returns"
             self.violated(
-                event, f"the core {said}: {scene.supply():g} groups ready, w + mu N B = {w + s.mu * s.N * s.B}, room {room}"
+                event,
+                f"the core {said}: {scene.supply():g} groups ready, w + mu N B = {w + s.mu * s.N * s.B}, room {room}",
             )
 
 

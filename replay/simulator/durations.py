@@ -55,8 +55,10 @@ class Durations:
 
     def _next(self, rng: random.Random, z: float) -> Draw:
         world = self._world
-        hours = world.duration_scale * world.median_h * math.exp(
-            world.group_sigma * z + world.execution_sigma * rng.gauss(0.0, 1.0)
+        hours = (
+            world.duration_scale
+            * world.median_h
+            * math.exp(world.group_sigma * z + world.execution_sigma * rng.gauss(0.0, 1.0))
         )
         score = round(rng.random(), 3)
         if hours >= world.ceiling_h:

@@ -41,9 +41,7 @@ def over_seeds(scenarios: Sequence[Scenario], seeds: Sequence[int], *, jobs: int
 
 def spread(outcomes: Sequence[Outcome]) -> Spread:
     hours = [each.hours for each in outcomes]
-    return Spread(
-        mean=statistics.fmean(hours), sd=statistics.stdev(hours) if len(hours) > 1 else 0.0, seeds=len(hours)
-    )
+    return Spread(mean=statistics.fmean(hours), sd=statistics.stdev(hours) if len(hours) > 1 else 0.0, seeds=len(hours))
 
 
 def _one(case: tuple[Scenario, int]) -> Outcome:

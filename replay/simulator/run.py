@@ -101,7 +101,9 @@ class Simulation:
     >>> round(outcome.hours, 1)
     """
 
-    def __init__(self, scenario: Scenario, *, seed: int = 0, keep: bool = False, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(
+        self, scenario: Scenario, *, seed: int = 0, keep: bool = False, watchers: Sequence[Watcher] = ()
+    ) -> None:
         self.scenario, self.seed = scenario, seed
         self.name = f"r-simulated-{seed:04d}"
         self.events: list[Event] = []

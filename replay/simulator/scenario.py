@@ -208,7 +208,16 @@ def _check(scenario: Scenario, where: str) -> None:
     unknown = sorted(set(said) - set(World.__struct_fields__))
     if unknown:
         raise ConfigError(f"[origin] names {', '.join(unknown)}", where=where, remedy="name keys of [world] only")
-    positive = ("cell_nodes", "duration_scale", "median_h", "ceiling_h", "harness_h", "work_node_h", "shared_work", "execution_tokens")
+    positive = (
+        "cell_nodes",
+        "duration_scale",
+        "median_h",
+        "ceiling_h",
+        "harness_h",
+        "work_node_h",
+        "shared_work",
+        "execution_tokens",
+    )
     for key in World.__struct_fields__:
         value = getattr(world, key)
         if not (value > 0 if key in positive else value >= 0):
@@ -216,7 +225,9 @@ def _check(scenario: Scenario, where: str) -> None:
     if world.load_effect >= 1:
         raise ConfigError(f"world.load_effect = {world.load_effect}", where=where, remedy="it is a share below 1")
     if scenario.run.eval.every:
-        raise ConfigError("run.eval.every is set", where=where, remedy="held-out measurements are not simulated: leave it 0")
+        raise ConfigError(
+            "run.eval.every is set", where=where, remedy="held-out measurements are not simulated: leave it 0"
+        )
 
 
 def _timeouts(world: dict[str, Any]) -> dict[str, float]:

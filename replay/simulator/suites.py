@@ -53,14 +53,10 @@ def ablation(surfaces: Sequence[Surface], *, seeds: Sequence[int], jobs: int = 1
     everything = fit(surfaces)
     apart = {row: fit([each for each in surfaces if each.row != row]) for row in known}
     scenarios = [
-        ablation_row(row, knobs)
-        for row in known
-        for knobs in (some.knobs, apart[row].knobs, everything.knobs)
+        ablation_row(row, knobs) for row in known for knobs in (some.knobs, apart[row].knobs, everything.knobs)
     ]
     spreads = [spread(each) for each in over_seeds(scenarios, seeds, jobs=jobs)]
-    rows = [
-        _row(row, known[row].paper_h, spreads[3 * index : 3 * index + 3]) for index, row in enumerate(known)
-    ]
+    rows = [_row(row, known[row].paper_h, spreads[3 * index : 3 * index + 3]) for index, row in enumerate(known)]
     predicted = [row.predicted_pct for row in rows if not row.fitted]
     return Ablation(
         rows=rows,

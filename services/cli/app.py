@@ -399,7 +399,9 @@ def schema(*, json: Json = False, markdown: Annotated[bool, Flag] = False) -> in
 
 
 @app.command(name="open")
-def open_(file: Path, /, *, nats: Nats = "", overrides: Overrides = None, state: State = STATE, json: Json = False) -> int:
+def open_(
+    file: Path, /, *, nats: Nats = "", overrides: Overrides = None, state: State = STATE, json: Json = False
+) -> int:
     """Open a run for services that others start, as compose and systemd do; while one is open, say which.
 
     Parameters

@@ -55,9 +55,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     roles: dict[str, str] = {}
 
 
-def up(
-    file: Path, places: Places, overrides: list[str], *, tell: Callable[[str], None], new: bool = False
-) -> Mesh:
+def up(file: Path, places: Places, overrides: list[str], *, tell: Callable[[str], None], new: bool = False) -> Mesh:
     """Start the run in a session of its own and wait until its services were started.
 
     Raises GyreError with its last words when it ends before that.
@@ -70,9 +68,7 @@ def up(
         command += ["--set", override]
     began = time.time()
     with places.new_log(UP_LOG) as out:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     tell(f"starting in the background, pid {child.pid}; its output is in {log}")
     while child.poll() is None:
         mesh = places.live()
@@ -141,9 +137,7 @@ async def _health(process: Process, url: str) -> Health:
         health = "starting"
     else:
         health = await asyncio.to_thread(probe, url)
-    return Health(
-        name=process.name, state=process.state, pid=process.pid, restarts=process.restarts, health=health
-    )
+    return Health(name=process.name, state=process.state, pid=process.pid, restarts=process.restarts, health=health)
 
 
 async def _answers(name: str, url: str) -> Health:

@@ -217,7 +217,9 @@ def _one(seed: int) -> Ran:
     ran = Ran(
         seed=seed,
         events=len(outcome.log),
-        executions=sum(stored.subject.endswith(".dispatched") and ".execution." in stored.subject for stored in outcome.log),
+        executions=sum(
+            stored.subject.endswith(".dispatched") and ".execution." in stored.subject for stored in outcome.log
+        ),
         struck=len({struck.place for struck in outcome.struck}),
         violations=[str(violation) for violation in outcome.violations],
         cpu_s=outcome.cpu_s,
@@ -226,4 +228,3 @@ def _one(seed: int) -> Ran:
     del outcome
     gc.collect()
     return ran
-

@@ -118,9 +118,7 @@ async def launch(
     """
     with Stops().listening() as stops:
         async with _bus_server(config, places, view) as (url, server):
-            known = await open_run(
-                config, tasks=tasks, held_out=held_out, places=places, url=url, new=new, view=view
-            )
+            known = await open_run(config, tasks=tasks, held_out=held_out, places=places, url=url, new=new, view=view)
             run = known or ids.run_id(datetime.now(UTC), secrets.token_hex(2))
             folder = places.run(run)
             before = read_mesh(folder)
@@ -128,9 +126,7 @@ async def launch(
             try:
                 if known is None:
                     publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-                    await begin(
-                        config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher
-                    )
+                    await begin(config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher)
                 supervisor = Supervisor(
                     run=run,
                     folder=folder,

@@ -91,7 +91,9 @@ def event_line(event: Event, *, began_us: int) -> str:
     if len(text) > 160:
         text = text[:160] + "..."
     seconds = (event.time_us - began_us) / 1e6
-    return f"{event.seq:6d} {seconds:9.3f}  {event.kind:24s} {event.entity:18s} {event.instance or event.owner:16s} {text}"
+    return (
+        f"{event.seq:6d} {seconds:9.3f}  {event.kind:24s} {event.entity:18s} {event.instance or event.owner:16s} {text}"
+    )
 
 
 async def _end(bus: Bus, run: str) -> int:

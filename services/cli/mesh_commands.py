@@ -32,7 +32,9 @@ def down_command(*, state: Path, json: bool) -> int:
     if json:
         say_json({"ended": pid})
     else:
-        say(f"process {pid} and its services ended; `gyre up FILE` goes on with its run" if pid else "nothing runs here")
+        say(
+            f"process {pid} and its services ended; `gyre up FILE` goes on with its run" if pid else "nothing runs here"
+        )
     return 0
 
 
@@ -46,7 +48,10 @@ def status_command(run: str | None, *, state: Path, json: bool) -> int:
     stands = "up" if found.up else "over" if found.finished else "stopped; `gyre run FILE` goes on with it"
     say(f"run {found.run} is {stands}; {found.folder}")
     if found.up:
-        say(f"event bus {found.nats}, " + (f"supervisor {found.supervisor}" if found.supervisor else "services kept by others"))
+        say(
+            f"event bus {found.nats}, "
+            + (f"supervisor {found.supervisor}" if found.supervisor else "services kept by others")
+        )
         rows = [("service", "state", "pid", "restarts", "health")]
         rows += [(s.name, s.state, str(s.pid), str(s.restarts), s.health) for s in found.services]
         for line in table(rows):

@@ -1,9 +1,9 @@
 """Where things lie: the state folder, its runs, and who uses it now.
 
-    state/cache          what runs share: starting policies, generated tasks
-    state/nats           the event bus's store
-    state/runs/{run}     secret, mesh.json, logs, checkpoints, workspaces, summary.json
-    state/lock           held by the one process that runs something here
+state/cache          what runs share: starting policies, generated tasks
+state/nats           the event bus's store
+state/runs/{run}     secret, mesh.json, logs, checkpoints, workspaces, summary.json
+state/lock           held by the one process that runs something here
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def simulate_command(
         _write(timeline, picture.svg())
     bound: Headroom = headroom(scenario, outcome)
     if json:
-        say_json({"outcome": outcome, "headroom": bound, "log": str(output or ""), "wall_s": took, "world": _world(scenario)})
+        say_json(
+            {"outcome": outcome, "headroom": bound, "log": str(output or ""), "wall_s": took, "world": _world(scenario)}
+        )
         return 0
     say(f"{scenario.title}; seed {seed}")
     for line in table(_told(scenario, outcome)):
@@ -72,9 +74,7 @@ def parameters_command(file: str, overrides: list[str], *, json: bool) -> int:
 
 def _world(scenario: Scenario) -> dict[str, dict[str, float | str]]:
     world = scenario.world
-    return {
-        key: {"value": getattr(world, key), "origin": scenario.origin_of(key)} for key in world.__struct_fields__
-    }
+    return {key: {"value": getattr(world, key), "origin": scenario.origin_of(key)} for key in world.__struct_fields__}
 
 
 def _told(scenario: Scenario, outcome: Outcome) -> list[tuple[str, ...]]:
@@ -94,6 +94,7 @@ def one_of(**given: object) -> str:
     names = [name for name, value in given.items() if value]
     if len(names) != 1:
         raise ConfigError(
-            f"{' and '.join(names) or 'nothing'} given", remedy=f"give one of {', '.join(given)}; see gyre simulate --help"
+            f"{' and '.join(names) or 'nothing'} given",
+            remedy=f"give one of {', '.join(given)}; see gyre simulate --help",
         )
     return names[0]

@@ -105,7 +105,9 @@ def _read(path: Path) -> list[Surface]:
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path), remedy="make it with gyre simulate --fit") from None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"holds no surfaces: {error}", where=str(path), remedy="make it with gyre simulate --fit") from None
+        raise ConfigError(
+            f"holds no surfaces: {error}", where=str(path), remedy="make it with gyre simulate --fit"
+        ) from None
 
 
 def _hours(spread: Spread) -> str:
@@ -148,7 +150,9 @@ def _speedups(seeds: int, jobs: int, surfaces: Path) -> Suite:
     from replay.simulator.suites import NOTES, speedups
 
     found = speedups(seeds=range(seeds), jobs=jobs)
-    lines = [("workload", "E[d]", "elastic h", "async h", "colocate h", "over async", "paper", "over colocate", "paper", "")]
+    lines = [
+        ("workload", "E[d]", "elastic h", "async h", "colocate h", "over async", "paper", "over colocate", "paper", "")
+    ]
     lines += [
         (
             each.workload,
@@ -173,7 +177,8 @@ def _staleness(seeds: int, jobs: int, surfaces: Path) -> Suite:
     points, apart = grid(jobs=jobs), dispatches(jobs=jobs)
     lines = [("phi", "mu", "phi + (mu - 1)/2", "simulated", "groups")]
     lines += [
-        (f"{each.phi:g}", str(each.mu), f"{each.expected:g}", f"{each.measured:.4f}", str(each.groups)) for each in points
+        (f"{each.phi:g}", str(each.mu), f"{each.expected:g}", f"{each.measured:.4f}", str(each.groups))
+        for each in points
     ]
     lines += [("phi", "R", "1 + R/B", "E_c[d] - E_b[d]", "continuous, boundary")]
     lines += [
@@ -219,7 +224,9 @@ def _headroom(seeds: int, jobs: int, surfaces: Path) -> Suite:
         rows=list(found),
         table=lines,
         figures={f"above_bound_{each.scenario}_pct": each.above_pct for each in found},
-        notes=["bound: all work over all capacity, at the scenario's slots a node and with every execution run in full"],
+        notes=[
+            "bound: all work over all capacity, at the scenario's slots a node and with every execution run in full"
+        ],
     )
 
 

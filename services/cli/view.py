@@ -210,7 +210,9 @@ def measured_line(measured: Measured) -> str:
     notes += f", {measured.late} late" if measured.late else ""
     if measured.mean is None or measured.std is None:
         return f"held-out v{measured.version}  no reward{notes}"
-    return f"held-out v{measured.version}  reward {measured.mean:.3f} +- {measured.std:.3f} ({measured.averaged}{notes})"
+    return (
+        f"held-out v{measured.version}  reward {measured.mean:.3f} +- {measured.std:.3f} ({measured.averaged}{notes})"
+    )
 
 
 def step_line(step: Step, progress: Progress) -> str:

@@ -202,6 +202,15 @@ async def announce(context: Context, *, port: int = 0) -> str:
     return url
 
 
+async def rest(context: Context) -> None:
+    """For a process that starts when its run is finished and that would load a model: it joins, says why it does nothing,
+    and waits until it is told to end."""
+    context.health.ready = lambda: ""
+    await announce(context)
+    context.log.info("the run is finished: nothing is loaded, nothing will be done")
+    await asyncio.Event().wait()
+
+
 async def open_context(
     *,
     url: str,

@@ -38,6 +38,8 @@ class CellRole(msgspec.Struct, kw_only=True):
     exposed: tuple[str, int] = ("", 0)
     """Id and sequence of the event that said so."""
     bytes: int = 0
+    over: bool = False
+    """The run is finished: nobody asks for tokens any more, and nobody exposes weights."""
 
     @property
     def accepting(self) -> bool:
@@ -60,6 +62,8 @@ class CellRole(msgspec.Struct, kw_only=True):
             self.process, self.given_up = event.seq, False
         elif isinstance(data, e.CellLost) and event.entity == self.cell and data.service == "rollout":
             self.given_up = data.process == self.process
+        elif isinstance(data, e.RunFinished):
+            self.over = True
 
     def _transition(self, event: Event, data: e.CellRoleTransition) -> None:
         if data.phase == "decided":

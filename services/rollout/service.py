@@ -4,7 +4,7 @@ Invariants: a call is accepted only with the cell's current epoch and only while
 harmless; an engine that (re)joins serves nobody before it holds the version published last, and where that can't be
 pulled, because the process that exposed it is gone, it waits a bounded time for the next exposure; a cell that leaves
 for training waits a bounded time for its calls to move away, then aborts what is left, so nobody can hold it back; an
-abort is taken at any epoch.
+abort is taken at any epoch; when the run is finished it changes nothing any more, and one that starts then rests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas import events as e
 from schemas.errors import EngineError
 from schemas.ids import cell_index
 from schemas.units import Phase
-from services.mesh.service import Context, announce
+from services.mesh.service import Context, announce, rest
 from services.rollout.adapter import EngineAdapter, ReferenceAdapter
 from services.rollout.cell_role import CellRole
 
@@ -31,7 +31,7 @@ PULL_AGAIN_S = 1.0
 """Seconds until the same exposure is tried again."""
 EXPOSED_S = 300.0
 """How long the published weights may be out of reach before the cell gives up."""
-ABOUT = ("cell", "weights", "service")
+ABOUT = ("cell", "weights", "service", "run")
 """What the process follows in LOG."""
 
 
@@ -77,9 +77,11 @@ class RolloutCell:
         past, position = await context.history()
         for event in past:
             self.role.fold(event)
+        if self.role.over:
+            await rest(context)
         context.health.post("/generate", self.generate)
         context.health.post("/abort_request", self.abort)
-        context.health.ready = lambda: "" if self._joined else "the engine is starting"
+        context.health.ready = lambda: "" if self._joined or self.role.over else "the engine is starting"
         context.health.gauge("gyre_calls_in_flight", "Calls at this cell's engine", lambda: self.in_flight)
         context.health.gauge("gyre_engine_version", "Policy version of the engine", lambda: self.version)
         self._folded = position
@@ -127,13 +129,15 @@ class RolloutCell:
             self.version = -1
         while True:
             self._changed.clear()
-            if self._behind:
+            if role.over:
+                await self._changed.wait()
+            elif self._behind:
                 await self._renew()
             elif not self._joined:
                 await self._join()
-            elif self.role.turn == "leave":
+            elif role.turn == "leave":
                 await self._leave()
-            elif self.role.turn == "return":
+            elif role.turn == "return":
                 await self._return()
             else:
                 await self._changed.wait()
@@ -182,7 +186,8 @@ class RolloutCell:
         if self.role.exposure is not None:
             await self._adapter.resume_memory()
             while not await self._pull():
-                pass
+                if self.role.over:
+                    return
         elif self.version < 0:
             raise EngineError(
                 "the engine gave the starting policy away, and no version was published yet",
@@ -221,11 +226,11 @@ class RolloutCell:
             if self._unreachable is None:
                 self._context.log.warning("published weights are out of reach", version=version, what=str(error))
             self._unreachable = self._unreachable or now
-            if now - self._unreachable > EXPOSED_S:
+            if now - self._unreachable > EXPOSED_S and not role.over:
                 raise
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PULL_AGAIN_S):
-                    while role.exposure is exposure and role.stand == stand:
+                    while role.exposure is exposure and role.stand == stand and not role.over:
                         self._changed.clear()
                         await self._changed.wait()
             return False

@@ -19,7 +19,7 @@ from schemas import events as e
 from schemas import streams
 from schemas.errors import Conflict
 from schemas.units import CellRole, GapStats
-from services.mesh.service import Context, announce
+from services.mesh.service import Context, announce, rest
 from services.trainer.batch_view import CORE, BatchView, OpenBatch
 from services.trainer.batch_work import BatchWork
 from services.trainer.cell_process import CellProcess, Worker
@@ -127,6 +127,8 @@ class CellTrainer:
         """Until cancelled. Raises TrainerError where a batch cannot be trained."""
         context, process = self._context, self._process
         began = await process.read_past()
+        if self.view.over:
+            await rest(context)
         context.health.ready = lambda: "" if self._cell else "building the model"
         context.health.gauge("gyre_training_version", "Version in the training cell", lambda: self.view.stepped)
         self._cell = await process.in_thread(self._start_cell)
@@ -162,7 +164,7 @@ class CellTrainer:
     async def _work(self, work: BatchWork, began: int) -> None:
         process, cell = self._process, self.cell
         await process.until(lambda: self.view.processes.get(self._context.cell, 0) > began)
-        if self._core:
+        if self._core and not self.view.over:
             await self._restoring.tell(cell)
         while True:
             process.changed.clear()

@@ -233,7 +233,10 @@ async def test_a_service_that_keeps_failing_stops_the_run(
     assert (figures["steps"], figures["crashes"]) == (2, Backoff().limit)
     assert caught.value.where.endswith("logs/crash.log")
     assert "something keeps failing: stopping" in view.notes
-    assert "crash ended with 1 (ImportError: libabsent.so.9: cannot open shared object file); it starts again" in view.notes
+    assert (
+        "crash ended with 1 (ImportError: libabsent.so.9: cannot open shared object file); it starts again"
+        in view.notes
+    )
     assert children() <= before
     assert places.live() is None
 

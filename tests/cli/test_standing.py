@@ -130,9 +130,12 @@ def test_the_command_opens_and_a_service_takes_it(tmp_path: Path, nats_server: N
             assert newest(places) == opened["run"]
 
             async def joined() -> str:
-                async with asyncio.timeout(60), contextlib.aclosing(
-                    logs.read_events(places, str(opened["run"]), follow=True, kinds=["service.joined"])
-                ) as events:
+                async with (
+                    asyncio.timeout(60),
+                    contextlib.aclosing(
+                        logs.read_events(places, str(opened["run"]), follow=True, kinds=["service.joined"])
+                    ) as events,
+                ):
                     async for _, event in events:
                         return str(event.data.url)
                 return ""

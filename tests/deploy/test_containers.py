@@ -113,11 +113,17 @@ def mesh(state: Path) -> Iterator[Containers]:
     finally:
         for name in subprocess.run(
             ["podman", "ps", "-a", "--filter", f"name={project}", "--format", "{{.Names}} {{.Status}}"],
-            env=environment, capture_output=True, text=True, check=False,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout.splitlines():
             logs = subprocess.run(
                 ["podman", "logs", "--tail", "15", name.split()[0]],
-                env=environment, capture_output=True, text=True, check=False,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             print(f"== {name}\n{logs.stdout}{logs.stderr}")  # noqa: T201  shown when the test fails
         subprocess.run([*compose, "down", "-v", "-t", "10"], env=environment, capture_output=True, check=False)
@@ -132,7 +138,9 @@ def test_the_quickstart_trains_in_containers(mesh: Containers, state: Path) -> N
         return [json.loads(line) for line in lines]
 
     # The run is opened by a container of its own: until then there is none to follow.
-    mesh("packer", "bash", "-c", "until ls /var/lib/gyre/runs/*/mesh.json >/dev/null 2>&1; do sleep 1; done", timeout=200)
+    mesh(
+        "packer", "bash", "-c", "until ls /var/lib/gyre/runs/*/mesh.json >/dev/null 2>&1; do sleep 1; done", timeout=200
+    )
     [finished] = events("run.finished", "--follow", timeout=FINISH_S)
     assert finished["data"] == {"steps": 2, "reason": "steps_done"}
     assert [event["data"]["step"] for event in events("batch.stepped")] == [1, 2]

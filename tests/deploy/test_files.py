@@ -79,7 +79,9 @@ def test_nothing_is_published_beyond_this_machine(compose: dict[str, Any]) -> No
 
 def test_commands_of_containers_and_units_parse(compose: dict[str, Any]) -> None:
     commands = [service["command"] for service in compose["services"].values()]
-    lines = re.findall(r"^ExecStart=(.*)$", "\n".join(path.read_text() for path in UNITS.glob("*.service")), re.MULTILINE)
+    lines = re.findall(
+        r"^ExecStart=(.*)$", "\n".join(path.read_text() for path in UNITS.glob("*.service")), re.MULTILINE
+    )
     commands += [line.replace("%i", "rollout-cell-0") for line in lines]
     parsed = 0
     for command in commands:
@@ -104,7 +106,10 @@ def test_units_start_the_services_of_the_quickstart() -> None:
 
 def test_every_variable_that_is_set_is_read(compose: dict[str, Any]) -> None:
     texts = [path.read_text() for path in (ROOT / "services").rglob("*.py")]
-    texts += [(DEPLOY / "nats" / "nats-server.conf").read_text(), *(path.read_text() for path in UNITS.glob("*.service"))]
+    texts += [
+        (DEPLOY / "nats" / "nats-server.conf").read_text(),
+        *(path.read_text() for path in UNITS.glob("*.service")),
+    ]
     texts.append((DEPLOY / "container" / "ready").read_text())
     known = set(re.findall(r"GYRE_[A-Z_]+", "".join(texts)))
     used = {name for service in compose["services"].values() for name in service["environment"]}
@@ -112,7 +117,9 @@ def test_every_variable_that_is_set_is_read(compose: dict[str, Any]) -> None:
     assert used <= known
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (apt-get install systemd)")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (apt-get install systemd)"
+)
 def test_units_verify(tmp_path: Path) -> None:
     shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
     here = Path(sys.executable).parent
@@ -134,10 +141,18 @@ def test_units_verify(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("unit", [*sorted(UNITS.glob("gyre-*.service")), UNITS / "gyre@.service"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "unit", [*sorted(UNITS.glob("gyre-*.service")), UNITS / "gyre@.service"], ids=lambda path: path.name
+)
 def test_every_unit_runs_with_little(unit: Path) -> None:
     lines = unit.read_text().splitlines()
-    for setting in ("User=gyre", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "PrivateTmp=yes"):
+    for setting in (
+        "User=gyre",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "CapabilityBoundingSet=",
+        "PrivateTmp=yes",
+    ):
         assert setting in lines, f"{unit.name} lacks {setting}"
 
 

@@ -44,7 +44,11 @@ def test_a_seed_in_two_processes_is_the_same_run() -> None:
 
     def run(hash_seed: str) -> bytes:
         return subprocess.run(
-            [sys.executable, "-c", "from replay.fault.run import simulate; print([simulate(s).digest for s in (5, 6)])"],
+            [
+                sys.executable,
+                "-c",
+                "from replay.fault.run import simulate; print([simulate(s).digest for s in (5, 6)])",
+            ],
             check=True,
             capture_output=True,
             cwd=ROOT,

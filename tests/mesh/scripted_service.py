@@ -1,9 +1,9 @@
 """A service that does what its arguments say, in order: a stand-in for the supervisor's tests.
 
-    note FILE TEXT   append a line to a file     read FIFO        wait until somebody writes to the FIFO
-    exit CODE        end                         ignore-term      SIGTERM does nothing from now on
-    stay             run until told to end       child FILE       start a child in a session of its own, note its pid
-    say TEXT         print a line
+note FILE TEXT   append a line to a file     read FIFO        wait until somebody writes to the FIFO
+exit CODE        end                         ignore-term      SIGTERM does nothing from now on
+stay             run until told to end       child FILE       start a child in a session of its own, note its pid
+say TEXT         print a line
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def test_of_two_processes_the_one_that_has_the_cell_is_awaited() -> None:
         assert fold(seq, owner, "cell.role-transition", "cell-1", data) == ([awaited] if awaited else []), data
     lost = e.CellLost(service="trainer", process=2, reason="test")
     assert fold(90, "trainer", "cell.lost", "cell-1", lost) == []
-    assert fold(91, "trainer", "service.joined", "trainer-cell-1", e.ServiceJoined(url="http://t", pid=3)) == ["trainer"]
+    assert fold(91, "trainer", "service.joined", "trainer-cell-1", e.ServiceJoined(url="http://t", pid=3)) == [
+        "trainer"
+    ]
 
 
 class Answers(Health):

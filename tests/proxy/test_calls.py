@@ -332,5 +332,9 @@ async def test_held_out_executions_sample_at_their_own_temperature(make_world: M
     await world.ask(body_of("ho"), execution=name)
     await world.ask(body_of("hi"))
     records = [record for record in await world.records() if isinstance(record, CallRecord)]
-    assert [(record.execution, record.temperature) for record in records] == [(name, 0.0), (name, 0.0), (EXECUTION, 1.0)]
+    assert [(record.execution, record.temperature) for record in records] == [
+        (name, 0.0),
+        (name, 0.0),
+        (EXECUTION, 1.0),
+    ]
     assert [call["sampling_params"]["temperature"] for call in engine.calls] == [0.0, 0.0, 1.0]

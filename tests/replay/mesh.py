@@ -133,7 +133,15 @@ class Mesh:
             self._say(name, decision.kind, decision.entity, decision.data, cause=event, id=id)
 
     def _say(
-        self, owner: str, kind: str, entity: str, data: Any, *, cause: Event | None = None, id: str = "", instance: str = ""
+        self,
+        owner: str,
+        kind: str,
+        entity: str,
+        data: Any,
+        *,
+        cause: Event | None = None,
+        id: str = "",
+        instance: str = "",
     ) -> Event:
         self._now_us += self.rng.randrange(1, 200_000)
         seq = len(self.log) + 1
@@ -152,7 +160,9 @@ class Mesh:
         self._answer(event)
         return event
 
-    def _owe(self, owner: str, kind: str, entity: str, data: Any, cause: Event | None = None, instance: str = "") -> None:
+    def _owe(
+        self, owner: str, kind: str, entity: str, data: Any, cause: Event | None = None, instance: str = ""
+    ) -> None:
         self._owed.append(
             Event(
                 seq=0,
@@ -242,7 +252,9 @@ class Mesh:
     def _on_execution_finished(self, event: Event, data: e.ExecutionFinished) -> None:
         self._open.pop(event.entity, None)
         entries = [encode_record(each) for each in self._attempts.get((event.entity, data.attempt), [])]
-        last = max((s.seq for s in self.records if s.subject.startswith(self._under(event.entity, data.attempt))), default=0)
+        last = max(
+            (s.seq for s in self.records if s.subject.startswith(self._under(event.entity, data.attempt))), default=0
+        )
         sealed = e.ExecutionSealed(
             attempt=data.attempt, records=len(entries), last_record=last, digest=digest_records(entries)
         )
@@ -301,7 +313,11 @@ class Mesh:
             owner, phase = found
             version = self._exposed if (target, phase) == ("rollout", "acquired") else -1
             said: Any = e.CellRoleTransition(
-                phase=phase, source=data.source, target=target, epoch=data.epoch, version=version  # type: ignore[arg-type]
+                phase=phase,
+                source=data.source,
+                target=target,
+                epoch=data.epoch,
+                version=version,  # type: ignore[arg-type]
             )
             self._owe(owner, "cell.role-transition", name, said, event)
 
@@ -412,9 +428,7 @@ class Mesh:
         """A trainer's process ends and starts again: what it had claimed in the batch is released, done or not."""
         joined = e.ServiceJoined(url="", pid=1)
         self._say("trainer", "service.joined", f"trainer-{cell}", joined, instance=f"trainer-{cell}")
-        self._owed = [
-            each for each in self._owed if not (each.kind == "micro-step.done" and each.data.cell == cell)
-        ]
+        self._owed = [each for each in self._owed if not (each.kind == "micro-step.done" and each.data.cell == cell)]
         for name in sorted(name for name, (holder, _) in self._held.items() if holder == cell):
             released = e.MicroStepReleased(batch=self._rows[name].batch, reason="test")
             self._say("trainer", "micro-step.released", name, released, instance=f"trainer-{cell}")

@@ -22,7 +22,9 @@ def recorded(
     *, seed: int = 0, lose: float = 0.0, lose_cells: float = 0.0, restore: float = 0.0, **overrides: Any
 ) -> list[Event]:
     """A whole run of the scheduler in its world: each input, and after it the decisions taken on it."""
-    world = World(small_config(eval__path="held-out", **overrides), seed=seed, lose=lose, lose_cells=lose_cells, restore=restore)
+    world = World(
+        small_config(eval__path="held-out", **overrides), seed=seed, lose=lose, lose_cells=lose_cells, restore=restore
+    )
     world.run()
     events: list[Event] = []
     moved: dict[int, int] = {}

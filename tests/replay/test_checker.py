@@ -57,7 +57,9 @@ def test_runs_that_lose_cells_and_versions_keep_them_too(seed: int) -> None:
     events = recorded(seed=seed, lose_cells=0.03, restore=0.02, cells__trainable=3, cells__capacity=24)
     heard: set[str] = set()
     # The scripted world says facts again, which a stream would not store.
-    events = [each for each in events if each.kind != "batch.stepped" or not (each.entity in heard or heard.add(each.entity))]
+    events = [
+        each for each in events if each.kind != "batch.stepped" or not (each.entity in heard or heard.add(each.entity))
+    ]
     report = check(events, only=[*FLOW, "step_is_B_groups", "batch_order", "bursts", "join_closed", "epochs"])
     assert report.violations == []
 
@@ -106,7 +108,10 @@ def test_attempts() -> None:
         return violated(log_of(*((f"execution.{verb}", "e-1.0", data) for verb, data in what)), "attempts")
 
     begin, again = ("placed", placed[0]), [("lost", lost), ("placed", placed[1])]
-    assert said(begin, ("started", e.ExecutionStarted(attempt=0)), *again, ("started", e.ExecutionStarted(attempt=1))) == []
+    assert (
+        said(begin, ("started", e.ExecutionStarted(attempt=0)), *again, ("started", e.ExecutionStarted(attempt=1)))
+        == []
+    )
     assert said(begin, *again, ("finished", ends[1]), ("sealed", sealed[1])) == []
     assert said(begin, ("lost", lost), ("finished", ends[1])) == [], "the run ended before it was placed again"
     assert said(begin, again[1]) == ["attempt 1 placed after 0, which was not lost"]

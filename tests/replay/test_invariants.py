@@ -151,7 +151,11 @@ def other_call(**values: Any) -> Any:
 
 MUTATIONS: dict[str, list[Case]] = {
     "said_once": [
-        (lambda log: repeated(log, of("micro-step.done"), _id=log[find(log, of("micro-step.done"))].id), None, "occurs twice"),
+        (
+            lambda log: repeated(log, of("micro-step.done"), _id=log[find(log, of("micro-step.done"))].id),
+            None,
+            "occurs twice",
+        ),
         (lambda log: repeated(log, of("run.started")), None, "run.started was said before"),
     ],
     "decisions": [
@@ -169,8 +173,16 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: after_its(log, "execution.started", "execution.finished"), None, "started after it had finished"),
     ],
     "boundary_dispatch": [
-        (lambda log: changed(log, of("group.dispatched", reason="boundary"), reason="initial"), None, "too few boundary"),
-        (lambda log: changed(log, of("group.dispatched", reason="boundary"), reason="refill"), None, "was not discarded"),
+        (
+            lambda log: changed(log, of("group.dispatched", reason="boundary"), reason="initial"),
+            None,
+            "too few boundary",
+        ),
+        (
+            lambda log: changed(log, of("group.dispatched", reason="boundary"), reason="refill"),
+            None,
+            "was not discarded",
+        ),
         (lambda log: changed(log, of("group.dispatched"), -1, version=0), None, "dispatched at version 0"),
         (lambda log: changed(log, of("group.dispatched"), executions=lambda old: old[1:]), None, "3 executions, not 4"),
     ],
@@ -236,7 +248,9 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "reasons": [
         (
-            lambda log: changed(log, moved("train", "decided"), reason=lambda old: [tampered(old[0], left=0), *old[1:]]),
+            lambda log: changed(
+                log, moved("train", "decided"), reason=lambda old: [tampered(old[0], left=0), *old[1:]]
+            ),
             None,
             "waterlevel (2): 0 and",
         ),
@@ -255,7 +269,9 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: changed(log, of("execution.placed"), attempt=1), None, "attempt 1 placed after -1"),
         (lambda log: changed(log, of("execution.sealed"), attempt=1), None, "sealed attempt 1, attempt 0 finished"),
         (
-            lambda log: changed(log, of("group.materialized"), rows=lambda old: [tampered(old[0], attempt=1), *old[1:]]),
+            lambda log: changed(
+                log, of("group.materialized"), rows=lambda old: [tampered(old[0], attempt=1), *old[1:]]
+            ),
             None,
             "is of attempt 1, attempt 0 finished",
         ),
@@ -277,8 +293,16 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "outcome_rule": [
         (lambda log: changed(log, of("evaluation.scored"), score=0.25), None, "expected valid 0.25"),
-        (lambda log: changed(log, trained("execution.finished"), reason="overall_timeout"), None, "expected excluded 0"),
-        (lambda log: changed(log, trained("execution.finished"), reason="total_failure"), None, "expected placeholder 0"),
+        (
+            lambda log: changed(log, trained("execution.finished"), reason="overall_timeout"),
+            None,
+            "expected excluded 0",
+        ),
+        (
+            lambda log: changed(log, trained("execution.finished"), reason="total_failure"),
+            None,
+            "expected placeholder 0",
+        ),
         (lambda log: changed(log, of("execution.settled"), evaluation="v-1"), None, "names the evaluation"),
     ],
     "evaluations": [
@@ -294,7 +318,11 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: changed(log, of("evaluation.requested"), tries=2), None, "try 2 follows try 0"),
     ],
     "harness_errors": [
-        (lambda log: changed(log, of("execution.finished"), counters=Counters(harness_errors=2)), None, "2 harness errors"),
+        (
+            lambda log: changed(log, of("execution.finished"), counters=Counters(harness_errors=2)),
+            None,
+            "2 harness errors",
+        ),
     ],
     "groups": [
         (lambda log: without(log, of("group.materialized")), None, "claimed, and it was ready"),
@@ -307,7 +335,9 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "advantages": [
         (
-            lambda log: changed(log, of("group.ready"), rewards=lambda old: [tampered(old[0], advantage=9.0), *old[1:]]),
+            lambda log: changed(
+                log, of("group.ready"), rewards=lambda old: [tampered(old[0], advantage=9.0), *old[1:]]
+            ),
             None,
             "advantages sum to",
         ),
@@ -320,9 +350,7 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "rows_disjoint": [
         (
-            lambda log: changed(
-                log, of("group.materialized"), rows=lambda old: [*old, tampered(old[0], draw=1)]
-            ),
+            lambda log: changed(log, of("group.materialized"), rows=lambda old: [*old, tampered(old[0], draw=1)]),
             None,
             "is in draws 0 and 1",
         ),
@@ -380,7 +408,9 @@ MUTATIONS: dict[str, list[Case]] = {
             "was never admitted",
         ),
         (
-            lambda log: changed(log, of("micro-step.enqueued"), rows=lambda old: [tampered(old[0], targets=0), *old[1:]]),
+            lambda log: changed(
+                log, of("micro-step.enqueued"), rows=lambda old: [tampered(old[0], targets=0), *old[1:]]
+            ),
             None,
             "is not as admitted",
         ),

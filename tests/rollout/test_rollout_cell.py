@@ -351,6 +351,33 @@ async def test_weights_that_stay_out_of_reach_end_the_service(stage: Stage, monk
             await task
 
 
+async def test_weights_that_nobody_exposes_after_the_run_end_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is finished while the cell waits for them: it waits no more, and lives on."""
+    monkeypatch.setattr("services.rollout.service.EXPOSED_S", 0.0)
+    monkeypatch.setattr("services.rollout.service.PULL_AGAIN_S", 60.0)
+    stage.engine.gone = {"old"}
+    await stage.expose(2, at="old")
+    async with running(stage) as task:
+        await stage.engine.tried.wait()
+        seq = await stage.say("scheduler", "run.finished", RUN, e.RunFinished(steps=3, reason="steps_done"))
+        await stage.cell._until_folded(seq)
+        assert stage.context.health.ready() == ""
+        assert not task.done()
+    assert stage.engine.done == ["start"]
+
+
+async def test_a_cell_that_starts_after_the_run_joins_and_starts_no_engine(stage: Stage) -> None:
+    await stage.expose(2)
+    await stage.say("scheduler", "run.finished", RUN, e.RunFinished(steps=3, reason="steps_done"))
+    async with running(stage) as task:
+        await stage.seen("service.joined")
+        assert stage.context.health.ready() == ""
+        assert not task.done()
+    assert stage.engine.done == []
+
+
 async def test_a_cell_that_cannot_pull_still_leaves_for_training(stage: Stage) -> None:
     stage.engine.gone = {"old"}
     await stage.expose(2, at="old")

@@ -91,7 +91,9 @@ class Interleaved(RuleBasedStateMachine):
         elif kind == "drain":
             self.world.say("operator", "cell.withdrawn", data.draw(st.sampled_from(cells)), e.CellWithdrawn(by="test"))
         else:
-            self.world.say("operator", "cell.reinstated", data.draw(st.sampled_from(cells)), e.CellReinstated(by="test"))
+            self.world.say(
+                "operator", "cell.reinstated", data.draw(st.sampled_from(cells)), e.CellReinstated(by="test")
+            )
 
     @invariant()
     def the_index_is_true(self) -> None:

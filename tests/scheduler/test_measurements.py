@@ -39,7 +39,9 @@ def test_versions_are_measured_at_the_start_every_so_many_steps_and_at_the_end()
     assert (versions[0], versions[-1]) == (0, 14)
     assert all(later - earlier >= 4 for earlier, later in pairwise(versions[:-1]))
     closed = of(world, "measurement.closed")
-    assert [(each.entity, each.data.version) for each in closed] == [(each.entity, each.data.version) for each in opened]
+    assert [(each.entity, each.data.version) for each in closed] == [
+        (each.entity, each.data.version) for each in opened
+    ]
     assert [each.data.steps for each in closed] == [b - a for a, b in zip([0, *versions], versions, strict=False)]
     assert world.decisions[-1].kind == "run.finished"
     assert opened[1].data.executions == [f"e-h{versions[1]:06d}.{member:02d}" for member in range(4)]

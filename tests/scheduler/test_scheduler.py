@@ -138,12 +138,42 @@ class Watch:
     pool=st.sampled_from([0, 0, 1, 2]),
 )
 @example(  # the last engine left while a group could still be discarded
-    seed=0, capacity=4, cells=2, mu=1, phi=0.0, rho=0.5, fail=0.2, trainable=2, operator=0.0, lose=0.0, every=0, measured=1,
-    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True, pool=0,
+    seed=0,
+    capacity=4,
+    cells=2,
+    mu=1,
+    phi=0.0,
+    rho=0.5,
+    fail=0.2,
+    trainable=2,
+    operator=0.0,
+    lose=0.0,
+    every=0,
+    measured=1,
+    lose_cells=0.0,
+    restore=0.0,
+    strategy="elastic",
+    streaming=True,
+    pool=0,
 )
 @example(  # more held-out executions than fit while any cell trains
-    seed=1, capacity=4, cells=2, mu=2, phi=0.5, rho=0.5, fail=0.2, trainable=2, operator=0.02, lose=0.1, every=2, measured=20,
-    lose_cells=0.0, restore=0.0, strategy="elastic", streaming=True, pool=0,
+    seed=1,
+    capacity=4,
+    cells=2,
+    mu=2,
+    phi=0.5,
+    rho=0.5,
+    fail=0.2,
+    trainable=2,
+    operator=0.02,
+    lose=0.1,
+    every=2,
+    measured=20,
+    lose_cells=0.0,
+    restore=0.0,
+    strategy="elastic",
+    streaming=True,
+    pool=0,
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,
@@ -179,7 +209,16 @@ def test_every_run_ends_and_keeps_the_invariants(
         eval__every=every,
         eval__executions=measured,
     )
-    world = World(config, seed=seed, fail_groups=fail, operator=operator, lose=lose, late=0.5, lose_cells=lose_cells, restore=restore)
+    world = World(
+        config,
+        seed=seed,
+        fail_groups=fail,
+        operator=operator,
+        lose=lose,
+        late=0.5,
+        lose_cells=lose_cells,
+        restore=restore,
+    )
     Watch(world)
     world.run()
     assert world.finished, f"stuck: {world.state!r}"
@@ -329,7 +368,11 @@ def test_decisions_carry_both_sides_of_their_inequality() -> None:
 def test_what_keeps_the_next_cell_back_is_said_when_it_changes() -> None:
     world = World(small_config(cells__trainable=3), seed=1)
     world.run()
-    held = [d for d in world.decisions if d.kind == "cell.held" or (d.kind == "cell.role-transition" and d.data.phase == "decided")]
+    held = [
+        d
+        for d in world.decisions
+        if d.kind == "cell.held" or (d.kind == "cell.role-transition" and d.data.phase == "decided")
+    ]
     said = [next(c.rule for c in d.data.reason if not c.holds) if d.kind == "cell.held" else "" for d in held]
     assert {"waterlevel (2)", "supply rho_min B", "supply for tau"} <= set(said)
     for before, after in itertools.pairwise(zip((d.entity for d in held), said, strict=True)):

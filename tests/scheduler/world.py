@@ -242,13 +242,19 @@ class World:
     def _lose_cell(self, name: str) -> None:
         """The process that has its turn is gone; what it was about to say may still come. Another one joins later."""
         cell = self.state.cells[name]
-        service = "rollout" if cell.place == "serving" or (cell.place == "returning" and self.rng.random() < 0.5) else "trainer"
+        service = (
+            "rollout"
+            if cell.place == "serving" or (cell.place == "returning" and self.rng.random() < 0.5)
+            else "trainer"
+        )
         if cell.lost or cell.place == "out" or (name == "cell-0" and service == "trainer"):
             return
         self.cells_lost.append((name, cell.place))
         if self.rng.random() < 0.5:
             self.pending = [
-                each for each in self.pending if not (each[0] == service and name in (each[2], getattr(each[3], "cell", "")))
+                each
+                for each in self.pending
+                if not (each[0] == service and name in (each[2], getattr(each[3], "cell", "")))
             ]
         for micro_step in [each for each, by in self.held.items() if by == name and service == "trainer"]:
             del self.held[micro_step]
@@ -291,7 +297,13 @@ class World:
         """Whoever started again after the join window closed has trained its part anew: the core makes its update."""
         batch = self.state.batch
         said = any(each[1] == "batch.stepped" for each in self.pending)
-        if batch is not None and batch.join_closed and not batch.stepped and not said and set(self.held) == set(self.claims):
+        if (
+            batch is not None
+            and batch.join_closed
+            and not batch.stepped
+            and not said
+            and set(self.held) == set(self.claims)
+        ):
             self.pending.append(("trainer", "batch.stepped", batch.id, self.summed))
 
     def _release(self, micro_step: str) -> None:

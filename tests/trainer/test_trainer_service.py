@@ -157,6 +157,17 @@ async def test_the_published_version_can_be_pulled_from_a_core_that_started_agai
     assert [event.data.version for event in await stage.log() if event.kind == "weights.exposed"] == [1, 1, 4]
 
 
+async def test_a_cell_that_starts_after_the_run_joins_and_builds_nothing(stage: Stage) -> None:
+    def build(context: object) -> None:
+        raise AssertionError("there is nothing to train")
+
+    stage.build = build  # type: ignore[assignment]
+    await stage.say("scheduler", "run.finished", RUN, e.RunFinished(steps=2, reason="steps_done"))
+    async with running(stage) as task:
+        await stage.seen("service.joined")
+        assert not task.done()
+
+
 def damage(folder: Path) -> None:
     path = folder / "rank-00000.pt"
     path.write_bytes(path.read_bytes()[:-1] + b"?")

@@ -351,7 +351,9 @@ def test_held_out_executions_settle_by_the_same_rules_and_that_is_all() -> None:
     (ready,) = world.of("group.ready")
     (rows,) = world.of("group.materialized")
     assert {each.execution for each in ready.data.rewards} == set(group) == {row.execution for row in rows.data.rows}
-    assert not [each for each in world.of("evaluation.requested") if each.data.held_out and each.data.execution in group]
+    assert not [
+        each for each in world.of("evaluation.requested") if each.data.held_out and each.data.execution in group
+    ]
 
 
 def test_a_lost_held_out_attempt_is_followed_by_the_next() -> None:

@@ -175,9 +175,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 async def test_a_held_out_execution_has_its_tree_and_its_tag(mesh: Mesh, tmp_path: Path) -> None:
     name, measurement = held_out_id(4, 0), measurement_id(4)
     async with mesh.serving("trajectories", serve) as context:
-        await mesh.say(
-            "scheduler", "measurement.opened", measurement, MeasurementOpened(version=4, executions=[name])
-        )
+        await mesh.say("scheduler", "measurement.opened", measurement, MeasurementOpened(version=4, executions=[name]))
         dispatched = ExecutionDispatched(group="", member=0, task="h", measurement=measurement, task_digest="hd")
         await mesh.say("scheduler", "execution.dispatched", name, dispatched)
         stored = await mesh.record(name, [record(name, 0), record(name, 1, 0)])

@@ -166,4 +166,3 @@ def tasks_of(state: State, count: int) -> list[TaskRef]:
     known = state.held_out
     order = random.Random(f"{state.seed}:held-out").sample(range(len(known)), len(known))
     return [known[order[index % len(known)]] for index in range(count)]
-

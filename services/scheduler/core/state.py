@@ -188,7 +188,9 @@ class State(msgspec.Struct, kw_only=True):
 
     def __repr__(self) -> str:
         cells = " ".join(f"{name}:{cell.place}/{cell.load}" for name, cell in ordered(self))
-        return f"<Scheduler d={self.d} p={self.p} f={self.f} a={self.a} w={self.d - self.f} | v{self.version} | {cells}>"
+        return (
+            f"<Scheduler d={self.d} p={self.p} f={self.f} a={self.a} w={self.d - self.f} | v{self.version} | {cells}>"
+        )
 
     @property
     def rules(self) -> Config:
