@@ -27,6 +27,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """When each burst's weights were published."""
     staleness: list[float]
     """Mean staleness of the groups of each step."""
+    ages: list[int]
+    """Versions since their dispatch, together, of the groups that each publication finds: before the first, then each."""
     executed_h: float
     """Hours that the executions of the consumed groups ran, together."""
     running_h: float
@@ -59,12 +61,16 @@ class Account:
         self._steps: list[float] = []
         self._bursts: list[float] = []
         self._staleness: dict[str, list[int]] = {}
+        self._held: dict[str, int] = {}
+        """Group that is dispatched and not consumed to the version at its dispatch."""
+        self._ages = [0]
         self._excluded = self._discarded = self._moved = self._transitions = 0
         self._handlers = {
             "run.started": self._run_started,
             "execution.started": self._execution_started,
             "execution.finished": self._execution_finished,
             "execution.settled": self._execution_settled,
+            "group.dispatched": self._group_dispatched,
             "group.consumed": self._group_consumed,
             "group.discarded": self._group_discarded,
             "route.moved": self._route_moved,
@@ -95,6 +101,7 @@ class Account:
             step_hours=self._steps,
             burst_hours=self._bursts,
             staleness=[sum(each) / len(each) for each in self._staleness.values()],
+            ages=self._ages,
             executed_h=self._consumed_us / US_PER_H,
             running_h=self._ran_us / US_PER_H,
             trained_node_h=self._trained_s / 3600 * nodes,
@@ -125,14 +132,20 @@ class Account:
         data: e.ExecutionSettled = event.data
         self._excluded += data.outcome == "excluded"
 
+    def _group_dispatched(self, event: Event) -> None:
+        data: e.GroupDispatched = event.data
+        self._held[event.entity] = data.version
+
     def _group_consumed(self, event: Event) -> None:
         data: e.GroupConsumed = event.data
+        self._held.pop(event.entity, None)
         self._staleness.setdefault(data.batch, []).append(data.staleness)
         self._consumed_us += self._executed.pop(event.entity, 0)
 
     def _group_discarded(self, event: Event) -> None:
         self._discarded += 1
         self._executed.pop(event.entity, None)
+        self._held.pop(event.entity, None)
 
     def _route_moved(self, event: Event) -> None:
         self._moved += 1
@@ -154,4 +167,6 @@ class Account:
         self._steps.append(self._hours(event.time_us))
 
     def _burst_ended(self, event: Event) -> None:
+        data: e.BurstEnded = event.data
         self._bursts.append(self._hours(event.time_us))
+        self._ages.append(sum(data.version - version for version in self._held.values()))

@@ -12,13 +12,15 @@ that do not stream (`whole_batch_s`), and engines that run faster when nearly em
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from replay.simulator.pool import over_seeds, spread
+from replay.simulator.pool import ALONE, Runs, over_seeds, spread
 from replay.simulator.scenario import ABLATION, Scenario, changed, load
 
 SCALES = (0.88, 1.0)
@@ -32,6 +34,12 @@ FIT_SEEDS = (100, 101)
 COARSE_T = 2000
 """Tokens of a micro-step in suites: two executions. Larger ones keep more groups claimed and fewer in supply: E0 takes
 1.6% longer with sixteen, and half a thousandth less with one."""
+
+_MADE_OF = (
+    "replay/scenarios",
+    *(f"replay/simulator/{name}.py" for name in ("durations", "progress", "run", "world", "fit")),
+    *(f"services/{name}/core" for name in ("scheduler", "packer", "trajectories")),
+)
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +73,13 @@ class Surface(msgspec.Struct, frozen=True, kw_only=True):
         return self.at(knobs) / self.paper_h - 1
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Surfaces, and what they were played with: other deciders, another world or another scenario make others."""
+
+    made_of: str
+    surfaces: list[Surface]
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[str]
     knobs: Knobs
@@ -78,11 +93,11 @@ def ablation_row(row: str, knobs: Knobs | None = None) -> Scenario:
     return scenario if knobs is None else changed(scenario, world=msgspec.structs.asdict(knobs))
 
 
-def measure(rows: Sequence[str] = ABLATION, *, seeds: Sequence[int] = FIT_SEEDS, jobs: int = 1) -> list[Surface]:
+def measure(rows: Sequence[str] = ABLATION, *, seeds: Sequence[int] = FIT_SEEDS, runs: Runs = ALONE) -> list[Surface]:
     """Plays the grid: rows times grid times seeds runs."""
     grid = [Knobs(duration_scale=scale, work_node_h=work) for scale in SCALES for work in WORKS]
     scenarios = [ablation_row(row, point) for row in rows for point in grid]
-    means = [spread(each).mean for each in over_seeds(scenarios, seeds, jobs=jobs)]
+    means = [spread(each).mean for each in over_seeds(scenarios, seeds, runs=runs)]
     found = []
     for index, row in enumerate(rows):
         flat = means[index * len(grid) : (index + 1) * len(grid)]
@@ -96,6 +111,18 @@ def measure(rows: Sequence[str] = ABLATION, *, seeds: Sequence[int] = FIT_SEEDS,
             )
         )
     return found
+
+
+def made_of() -> str:
+    """Digest of the sources that decide what a run of a row is."""
+    root = Path(__file__).parent.parent.parent
+    digest = hashlib.sha256()
+    for name in _MADE_OF:
+        place = root / name
+        for path in sorted(place.rglob("*.*")) if place.is_dir() else [place]:
+            if path.suffix in (".py", ".toml"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def fit(surfaces: Iterable[Surface], *, shared: bool = True) -> Fit:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
+import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -16,32 +18,68 @@ from replay.simulator.scenario import Scenario
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Hours over seeds."""
+    """Hours, or what is made of them, over seeds."""
 
     mean: float
     sd: float
     """Of one run; 0 with one seed."""
     seeds: int
 
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.sd / math.sqrt(self.seeds)
 
-def play(cases: Sequence[tuple[Scenario, int]], *, jobs: int = 1) -> list[Outcome]:
-    """Outcomes of (scenario, seed), in order. `jobs` 0 takes a process for each core; 1 stays in this one."""
-    workers = min(jobs or os.cpu_count() or 1, len(cases))
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """How runs are played: in how many processes, and who is told how many of them are over."""
+
+    jobs: int = 1
+    """0 takes a process for each core; 1 stays in this one."""
+    tell: Callable[[int, int], None] | None = None
+    """Called with the runs that are over and with all of them, after each."""
+
+
+ALONE = Runs()
+
+
+def play(cases: Sequence[tuple[Scenario, int]], *, runs: Runs = ALONE) -> list[Outcome]:
+    """Outcomes of (scenario, seed), in order."""
+    workers = min(runs.jobs or os.cpu_count() or 1, len(cases))
     if workers <= 1:
-        return [_one(case) for case in cases]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return pool.map(_one, cases, chunksize=1)
+        return _gathered(map(_one, cases), len(cases), runs)
+    with multiprocessing.get_context("spawn").Pool(workers, initializer=_ignore_interrupt) as pool:
+        return _gathered(pool.imap(_one, cases), len(cases), runs)
 
 
-def over_seeds(scenarios: Sequence[Scenario], seeds: Sequence[int], *, jobs: int = 1) -> list[list[Outcome]]:
+def over_seeds(scenarios: Sequence[Scenario], seeds: Sequence[int], *, runs: Runs = ALONE) -> list[list[Outcome]]:
     """For each scenario its outcomes, one a seed."""
-    flat = play([(scenario, seed) for scenario in scenarios for seed in seeds], jobs=jobs)
+    flat = play([(scenario, seed) for scenario in scenarios for seed in seeds], runs=runs)
     return [flat[at : at + len(seeds)] for at in range(0, len(flat), len(seeds))]
 
 
 def spread(outcomes: Sequence[Outcome]) -> Spread:
-    hours = [each.hours for each in outcomes]
-    return Spread(mean=statistics.fmean(hours), sd=statistics.stdev(hours) if len(hours) > 1 else 0.0, seeds=len(hours))
+    return spread_of([each.hours for each in outcomes])
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    return Spread(
+        mean=statistics.fmean(values), sd=statistics.stdev(values) if len(values) > 1 else 0.0, seeds=len(values)
+    )
+
+
+def _gathered(outcomes: Iterable[Outcome], count: int, runs: Runs) -> list[Outcome]:
+    found = []
+    for outcome in outcomes:
+        found.append(outcome)
+        if runs.tell is not None:
+            runs.tell(len(found), count)
+    return found
+
+
+def _ignore_interrupt() -> None:
+    """The process that asked for the runs ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one(case: tuple[Scenario, int]) -> Outcome:

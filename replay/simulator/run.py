@@ -26,7 +26,7 @@ from replay.simulator.scenario import Scenario
 from replay.simulator.world import Facts
 from schemas import events as e
 from schemas import streams
-from schemas.envelope import Event
+from schemas.envelope import Decision, Event
 from schemas.errors import GyreError
 from schemas.ids import decision_id
 from schemas.units import TaskRef
@@ -57,6 +57,7 @@ UNHEARD: dict[str, frozenset[str]] = {
     ),
     "trajectories": frozenset(
         {
+            "execution.dispatched",
             "execution.placed",
             "execution.sealed",
             "evaluation.claimed",
@@ -114,10 +115,9 @@ class Simulation:
         self._seq = 0
         self._account = Account(scenario)
         self._facts = Facts(scenario, seed, say=self._say, timers=self._timers)
-        self._drivers: list[tuple[Driver[Any], str, frozenset[str]]] = [
-            (driver, driver.decider.name, UNHEARD[driver.decider.name])
-            for driver in (Driver(Scheduler()), Driver(Outcomes()), Driver(Packer()))
-        ]
+        self._drivers: list[Driver[Any]] = [Driver(Scheduler()), Driver(Outcomes()), Driver(Packer())]
+        self._hearers: dict[tuple[str, str], list[Driver[Any]]] = {}
+        """Kind and owner to who is fed with it: asked for once, as there are few of them and many events."""
 
     def __repr__(self) -> str:
         return f"<Simulation {self.scenario.name} seed {self.seed} [{self.count} events, {self.hours:.2f} h]>"
@@ -143,7 +143,7 @@ class Simulation:
             if due_us is None:
                 raise GyreError(
                     "nothing is left to happen and the run is not over",
-                    where=f"{self!r} {self._drivers[0][0].state!r}",
+                    where=f"{self!r} {self._drivers[0].state!r}",
                     remedy="the scenario has a strategy that cannot go on with its cells and groups",
                 )
             self._now_us = max(self._now_us, due_us)
@@ -167,31 +167,42 @@ class Simulation:
         self.count += 1
         if self._keep:
             self.events.append(event)
-        kind = event.kind
-        for driver, name, unheard in self._drivers:
-            # What a decider decides itself it has applied already.
-            if kind in unheard or (event.owner == name and not driver.is_input(event)):
-                continue
+        hearers = self._hearers.get((event.kind, event.owner))
+        if hearers is None:
+            hearers = self._hearers[event.kind, event.owner] = self._who_hears(event)
+        for driver in hearers:
             decisions = driver.feed(event)
-            for index, decision in enumerate(decisions):
-                self._seq += 1
-                self._queue.append(
-                    Event(
-                        seq=self._seq,
-                        time_us=self._now_us,
-                        kind=decision.kind,
-                        entity=decision.entity,
-                        owner=name,
-                        instance=name,
-                        causation=event.seq,
-                        id=decision_id(self.name, name, event.seq, index),
-                        data=decision.data,
-                    )
-                )
+            if decisions:
+                self._publish(driver.decider.name, event.seq, decisions)
         self._account.see(event)
         for watcher in self._watchers:
             watcher(event)
         self._facts.answer(event)
+
+    def _who_hears(self, event: Event) -> list[Driver[Any]]:
+        """What a decider decides itself it has applied already."""
+        return [
+            driver
+            for driver in self._drivers
+            if event.kind not in UNHEARD[driver.decider.name] and driver.is_input(event)
+        ]
+
+    def _publish(self, name: str, cause: int, decisions: Sequence[Decision]) -> None:
+        for index, decision in enumerate(decisions):
+            self._seq += 1
+            self._queue.append(
+                Event(
+                    seq=self._seq,
+                    time_us=self._now_us,
+                    kind=decision.kind,
+                    entity=decision.entity,
+                    owner=name,
+                    instance=name,
+                    causation=cause,
+                    id=decision_id(self.name, name, cause, index),
+                    data=decision.data,
+                )
+            )
 
     def _say(self, owner: str, kind: str, entity: str, data: Any, *, id: str, cause: int, instance: str = "") -> None:
         self._seq += 1
@@ -210,7 +221,7 @@ class Simulation:
         )
 
     def _timers(self, owner: str) -> dict[str, tuple[str, int]]:
-        return next(driver.decider.timers(driver.state) for driver, name, _ in self._drivers if name == owner)
+        return next(each.decider.timers(each.state) for each in self._drivers if each.decider.name == owner)
 
     def _stored(self, event: Event) -> Stored:
         run = self.name

@@ -341,8 +341,9 @@ def simulate(
     parameters: Annotated[bool, Flag] = False,
     suite: str = "",
     fit: Annotated[bool, Flag] = False,
+    only: str = "",
     seeds: int = 10,
-    jobs: int = 1,
+    jobs: int = 0,
     surfaces: Path = Path("state/simulate/surfaces.json"),
     json: Json = False,
 ) -> int:
@@ -364,12 +365,14 @@ def simulate(
         Many runs beside the paper's numbers: ablation, speedups, staleness, headroom.
     fit
         Fit the world's free numbers to the ablation, for the suite of that name. Takes hundreds of runs.
+    only
+        Of the suites speedups and headroom: scenarios whose names begin so.
     seeds
         Of a suite: how many seeds each scenario is played with.
     jobs
         Processes that share the runs of a suite; 0 takes one for each core.
     surfaces
-        What --fit measured, for the suite ablation.
+        What --fit measured, for the suite ablation, which measures it itself where that is missing or past.
     """
     from services.cli.simulate_command import one_of, parameters_command, simulate_command
     from services.cli.simulate_suites import fit_command, suite_command
@@ -378,7 +381,7 @@ def simulate(
     if chosen == "--fit":
         return fit_command(jobs=jobs, surfaces=surfaces, json=json)
     if chosen == "--suite":
-        return suite_command(suite, seeds=seeds, jobs=jobs, surfaces=surfaces, json=json)
+        return suite_command(suite, only=only, seeds=seeds, jobs=jobs, surfaces=surfaces, json=json)
     if parameters:
         return parameters_command(file, overrides or [], json=json)
     return simulate_command(file, overrides or [], seed=seed, output=output, timeline=timeline, json=json)

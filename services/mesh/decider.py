@@ -149,9 +149,11 @@ class Driver(Generic[S]):
     def _arrive(self, event: Event) -> Event:
         if event.seq <= self.position:
             raise LogBroken(f"input {event.seq} after {self.position}", where=self.decider.name)
-        self.now_us = max(self.now_us, event.time_us)
         self.position = event.seq
-        at = msgspec.structs.replace(event, time_us=self.now_us)
+        if event.time_us >= self.now_us:
+            self.now_us, at = event.time_us, event
+        else:
+            at = msgspec.structs.replace(event, time_us=self.now_us)
         self.decider.evolve(self.state, at)
         return at
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from replay.simulator.scenario import Paper, changed, load
 from schemas.errors import ConfigError
 from services.cli.app import app
 
@@ -48,7 +50,9 @@ def test_parameters_have_their_origin(capsys: pytest.CaptureFixture[str]) -> Non
         ([], "nothing given"),
         (["E0", "--fit"], "FILE and --fit given"),
         (["--suite", "ablations"], "choose from ablation"),
-        (["--suite", "ablation", "--surfaces", "no-such.json"], "gyre simulate --fit"),
+        (["--suite", "ablation", "--surfaces", "pyproject.toml"], "gyre simulate --fit"),
+        (["--suite", "headroom", "--only", "E9"], "no name begins with 'E9'"),
+        (["--suite", "speedups", "--seeds", "0"], "at least one"),
         (["E9"], "no such scenario"),
         (["small", "--set", "run.steps=3", "--timeline", "/dev/null/x.svg"], "cannot write"),
     ],
@@ -59,7 +63,23 @@ def test_what_is_wrong_is_said(argv: list[str], said: str) -> None:
 
 
 def test_headroom_of_named_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("replay.simulator.suites.gaps.__defaults__", (["small"],))
-    code, said = _json(capsys, "simulate", "--suite", "headroom", "--seeds", "2")
+    monkeypatch.setattr("replay.simulator.workloads.every_scenario", lambda: [load("small")])
+    code, said = _json(capsys, "simulate", "--suite", "headroom", "--only", "small", "--seeds", "2", "--jobs", "1")
     assert code == 0
     assert set(said["figures"]) == {"above_bound_small_pct"}  # type: ignore[call-overload]
+
+
+def test_surfaces_are_measured_again_when_they_are_past(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The whole suite, of one row that plays fast."""
+    path = tmp_path / "surfaces.json"
+    row = msgspec.structs.replace(changed(load("small"), name="E0", steps=3), paper=Paper(hours=6.0))
+    monkeypatch.setattr("replay.simulator.fit.load", lambda name, overrides=None: row)
+    monkeypatch.setattr("replay.simulator.fit.measure.__defaults__", (("A0", "C0", "E0", "E1"),))
+    argv = ["simulate", "--suite", "ablation", "--seeds", "1", "--jobs", "1", "--surfaces", str(path)]
+    _json(capsys, *argv)
+    kept = path.read_bytes()
+    path.write_bytes(kept.replace(b'"made_of": "', b'"made_of": "past '))
+    _json(capsys, *argv)
+    assert path.read_bytes() == kept

@@ -33,7 +33,10 @@ def admit(tree: ExecutionTreeFrozen, *, execution: str, limit: int, seed: int) -
         highest = min(kind for kind, _ in open_leaves)
         leaves = [leaf for kind, leaf in open_leaves if kind == highest]
         draw = len(rows)
-        leaf = _draw(leaves, [left[leaf] for leaf in leaves], Random(f"{seed}:{execution}:{tree.attempt}:{draw}"))
+        leaf = leaves[0]
+        # A generator is dear where there is nothing to choose.
+        if len(leaves) > 1:
+            leaf = _draw(leaves, [left[leaf] for leaf in leaves], Random(f"{seed}:{execution}:{tree.attempt}:{draw}"))
         path = path_to(tree.parents, leaf)
         rows.append(
             RowPlan(

@@ -82,8 +82,8 @@ class Outcome:
                 member = _unsettled(state, event)
                 if member is not None:
                     _evolve_member(state, member, event)
-                if isinstance(event.data, e.ExecutionSettled):
-                    state.held_out.pop(event.entity, None)
+                    if isinstance(event.data, e.ExecutionSettled):
+                        state.held_out.pop(event.entity, None)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
         member = _unsettled(state, event)
@@ -103,15 +103,14 @@ class Outcome:
             yield from _close(state, group_of(execution), group)
 
 
+_OF_EVALUATIONS = (e.EvaluationRequested, e.EvaluationScored, e.EvaluationFailed)
+_OF_EXECUTIONS = (e.ExecutionStarted, e.ExecutionLost, e.ExecutionFinished, e.ExecutionTreeFrozen, e.ExecutionSettled)
+
+
 def _execution_of(event: Event) -> str:
-    match event.data:
-        case e.EvaluationRequested() | e.EvaluationScored() | e.EvaluationFailed():
-            return str(event.data.execution)
-        case e.ExecutionStarted() | e.ExecutionLost() | e.ExecutionFinished():
-            return event.entity
-        case e.ExecutionTreeFrozen() | e.ExecutionSettled():
-            return event.entity
-    return ""
+    if isinstance(event.data, _OF_EXECUTIONS):
+        return event.entity
+    return str(event.data.execution) if isinstance(event.data, _OF_EVALUATIONS) else ""
 
 
 def _unsettled(state: State, event: Event) -> Member | None:

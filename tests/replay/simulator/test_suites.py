@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from replay.simulator.fit import SCALES, WORKS, Knobs, Surface, fit
-from replay.simulator.pool import over_seeds, spread
-from replay.simulator.scenario import Scenario, changed, load
-from replay.simulator.staleness import MU, PHI, dispatches, grid
-from replay.simulator.suites import ABLATION, FAMILIES, WORKLOADS, gaps, strategy_at, wrong_directions
+from replay.simulator.ablation import FAMILIES, wrong_directions
+from replay.simulator.fit import SCALES, WORKS, Knobs, Surface, fit, made_of
+from replay.simulator.pool import Runs, Spread, over_seeds, spread
+from replay.simulator.scenario import ABLATION, Scenario, changed, load
+from replay.simulator.staleness import EXACT, MU, PHI, dispatches, grid
+from replay.simulator.workloads import WORKLOADS, Workload, assumptions, every_scenario, gaps, speedups, strategy_at
 from schemas.errors import ConfigError
 from tests.replay.simulator.small import small
 
@@ -16,9 +18,17 @@ PAPER = {row: load(row).paper.hours for row in ABLATION}
 
 
 def test_staleness_is_the_identity() -> None:
-    points = grid(phis=PHI[::2], mus=MU[1:3], bursts=8)
+    points = grid(seeds=[0, 1], phis=PHI[::2], mus=MU[1:3], bursts=3)
     assert len(points) == 6
     assert all(each.ok for each in points), [each for each in points if not each.ok]
+
+
+def test_what_a_window_carries_over_its_ends_is_told() -> None:
+    """With (1, 1) and this seed, groups of an older version wait at the window's start: two versions more than at its end."""
+    (point,) = grid(seeds=[0], phis=[1.0], mus=[1])
+    assert point.measured == pytest.approx(1.0 + 2 / 192)
+    assert point.carried == pytest.approx(2 / 192)
+    assert abs(point.error) < EXACT
 
 
 def test_continuous_dispatch_is_staler_by_one_and_what_is_in_rollout() -> None:
@@ -40,14 +50,48 @@ def test_strategies_are_balanced_and_play(strategy: str, staleness: float) -> No
 
 def test_processes_give_what_one_gives() -> None:
     scenarios: list[Scenario] = [small(), small("world.work_node_h=9.0")]
-    alone, shared = (over_seeds(scenarios, [1, 2], jobs=jobs) for jobs in (1, 2))
-    assert alone == shared
+    told: list[tuple[int, int]] = []
+    alone = over_seeds(scenarios, [1, 2], runs=Runs(tell=lambda over, count: told.append((over, count))))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert alone == over_seeds(scenarios, [1, 2], runs=Runs(jobs=2))
     assert spread(alone[0]).seeds == 2 and spread(alone[0]).sd > 0
 
 
 def test_headroom_of_shipped_scenarios() -> None:
-    (found,) = gaps(["small"], seeds=[1, 2])
+    (found,) = gaps([small()], seeds=[1, 2])
     assert 0 < found.bound_h < found.hours.mean
+
+
+def test_headroom_is_asked_of_every_row_and_of_every_strategy_on_every_workload() -> None:
+    names = [each.name for each in every_scenario()]
+    assert len(names) == len(set(names)) == len(ABLATION) + 3 * len(WORKLOADS)
+
+
+def test_speedup_is_taken_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Workload(scenario="small", staleness=1.5, paper_async=(9.0, 9.1), paper_colocate=(9.0, 9.1))
+    monkeypatch.setattr("replay.simulator.workloads.WORKLOADS", (one,))
+    (found,) = speedups(seeds=[1, 2])
+    assert found.over_async.seeds == 2
+    assert found.over_async.mean == pytest.approx(found.split.hours.mean / found.elastic.hours.mean, rel=0.05)
+    assert found.elastic.above_pct > 0
+    assert len(found.outside) == 2
+    inside = msgspec.structs.replace(found, paper_async=(0.0, 9.0), paper_colocate=(0.0, 9.0))
+    assert not inside.outside
+
+
+def test_standard_error_falls_with_seeds() -> None:
+    assert Spread(mean=1.0, sd=0.2, seeds=4).error == pytest.approx(0.1)
+
+
+def test_durations_that_are_assumed_are_told() -> None:
+    lines = assumptions()
+    assert [line.partition(",")[0] for line in lines] == ["deepswe-122b", "terminalbench-122b"]
+    assert not assumptions("nl2repobench")
+
+
+def test_surfaces_are_made_of_what_decides_a_run() -> None:
+    assert made_of() == made_of()
+    assert len(made_of()) == 16
 
 
 def _surface(row: str, truth: Knobs, *, share: float) -> Surface:
