@@ -14,13 +14,15 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 from asyncio import events
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from replay.virtual.life import Life
@@ -48,15 +50,16 @@ class Unhandled(RuntimeError):
     """An exception that nobody handled; it is the cause of this one."""
 
 
-class Handle:
+class Handle(msgspec.Struct, eq=False):
     """A callback in the queue. Cheaper than asyncio's own; the face that its users see is the same."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_life", "_when")
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float) -> None:
-        self._callback, self._args, self._context, self._when = callback, args, context, when
-        self._life = context.get(LIFE)
-        self._cancelled = False
+    _callback: Callable[..., object]
+    _args: tuple[Any, ...]
+    _context: Context
+    _life: Any
+    """The `Life` of the context; None for the world around all lives."""
+    _when: float
+    _cancelled: bool = False
 
     def __repr__(self) -> str:
         return f"<Handle {name_of(self._callback)} at {self._when:.6f}>"
@@ -102,6 +105,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, *, still_limit: int = STILL_LIMIT) -> None:
         self._ready: deque[Handle] = deque()
+        self._make_ready = self._ready.append
         self._timers: list[tuple[float, int, Handle]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
@@ -191,7 +195,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _pass_time(self) -> bool:
         """Move to the next timer and make all that are due ready. False when no timer is left."""
-        timers, ready, pop = self._timers, self._ready, heapq.heappop
+        timers, ready, pop = self._timers, self._ready, heappop
         while timers:
             when, _, handle = pop(timers)
             life = handle._life
@@ -256,12 +260,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
-        handle = Handle(callback, args, copy_context() if context is None else context, self._now)
+        if context is None:
+            context = copy_context()
+        handle = Handle(callback, args, context, context.get(LIFE), self._now + self._delay)
         if self._delay:
-            handle._when += self._delay
-            heapq.heappush(self._timers, (handle._when, next(self._order), handle))
+            heappush(self._timers, (handle._when, next(self._order), handle))
         else:
-            self._ready.append(handle)
+            self._make_ready(handle)
         return handle
 
     def resolve_later(self, delay: float, future: asyncio.Future[Any], result: object) -> None:
@@ -281,13 +286,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        if context is None:
+            context = copy_context()
+        when = self._now + delay
+        handle = Handle(callback, args, context, context.get(LIFE), when)
+        heappush(self._timers, (when, next(self._order), handle))
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        handle = Handle(callback, args, copy_context() if context is None else context, when)
-        heapq.heappush(self._timers, (when, next(self._order), handle))
+        if context is None:
+            context = copy_context()
+        handle = Handle(callback, args, context, context.get(LIFE), when)
+        heappush(self._timers, (when, next(self._order), handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -331,8 +343,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_exception_handler(self) -> None:
         return None
 
-    def get_debug(self) -> bool:
-        return False
+    # Asked whenever a future is made: `bool()` is False, without a frame of ours.
+    get_debug = staticmethod(bool)
 
     def set_debug(self, enabled: bool) -> None:
         """Debugging asyncio's way reads the machine's clock; there is none of it here."""

@@ -185,15 +185,16 @@ def check_subject(subject: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _is_header_name(name: str) -> bool:
-    return _HEADER_NAME.fullmatch(name) is not None and not name.startswith("Nats-")
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if _HEADER_NAME.fullmatch(name) is None or name.startswith("Nats-"):
+            raise BusError(f"{name!r} cannot be the name of a header", remedy="use a token that isn't one of Nats-*")
 
 
 def check_headers(headers: dict[str, str]) -> dict[str, str]:
     """Raises BusError for headers that would not come back as they were given."""
+    _check_names(tuple(headers))
     for name, value in headers.items():
-        if not _is_header_name(name):
-            raise BusError(f"{name!r} cannot be the name of a header", remedy="use a token that isn't one of Nats-*")
         if value != value.strip() or not value.isprintable():
             raise BusError(f"the header {name} cannot hold {value!r}", remedy="percent-encode the value")
     return headers
@@ -201,7 +202,16 @@ def check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Whether a subject falls under a filter: `*` is one token, `>` at the end is one or more."""
-    return _filter(subject_filter).fullmatch(subject) is not None
+    if subject_filter == subject:
+        return True
+    wanted, tokens = subject_filter.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+    elif len(tokens) != len(wanted):
+        return False
+    return all(want == "*" or want == token for want, token in zip(wanted, tokens, strict=False))
 
 
 class Subjects:
@@ -213,14 +223,12 @@ class Subjects:
 
     def __init__(self, subject_filter: Filter) -> None:
         self.filters = (subject_filter,) if isinstance(subject_filter, str) else tuple(subject_filter)
-        self._pattern = re.compile("|".join(_filter(each).pattern for each in self.filters), re.DOTALL)
+
+    @property
+    def depth(self) -> int:
+        """Whether a subject matches depends on its first so many tokens, and on whether more follow; 0: on all of it."""
+        open_ended = all(each.endswith(".>") for each in self.filters)
+        return max((each.count(".") for each in self.filters), default=0) if open_ended else 0
 
     def match(self, subject: str) -> bool:
-        return self._pattern.fullmatch(subject) is not None
-
-
-@functools.lru_cache(maxsize=1024)
-def _filter(subject_filter: str) -> re.Pattern[str]:
-    tokens, rest, _ = subject_filter.partition(">")
-    pattern = re.escape(tokens).replace(r"\*", r"[^.]*")
-    return re.compile(pattern + (".*" if rest else ""), re.DOTALL)
+        return any(subject_matches(each, subject) for each in self.filters)

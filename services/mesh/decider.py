@@ -82,7 +82,8 @@ class Driver(Generic[S]):
         when they don't end."""
         at = self._arrive(event)
         decisions: list[Decision] = []
-        for decision in self._decide(at):
+        for decision in self.decider.decide(self.state, at):
+            self._bound(len(decisions), decision, at)
             self._apply(decision, at)
             decisions.append(decision)
         return decisions
@@ -118,7 +119,8 @@ class Driver(Generic[S]):
         at = self._arrive(event)
         mismatch: Mismatch | None = None
         computed: list[Decision] = []
-        for index, decision in enumerate(self._decide(at)):
+        for index, decision in enumerate(self.decider.decide(self.state, at)):
+            self._bound(index, decision, at)
             computed.append(decision)
             expected = recorded[index] if index < len(recorded) else None
             if expected is None:
@@ -157,16 +159,14 @@ class Driver(Generic[S]):
         self.decider.evolve(self.state, at)
         return at
 
-    def _decide(self, at: Event) -> Iterator[Decision]:
-        for taken, decision in enumerate(self.decider.decide(self.state, at)):
-            if taken == self._decision_limit:
-                raise DeciderError(
-                    f"{self.decider.name} takes more than {self._decision_limit} decisions for one input, "
-                    f"now {decision.kind} of {decision.entity}",
-                    where=f"sequence {at.seq}",
-                    remedy="it goes in a circle: look at what evolve makes of this kind",
-                )
-            yield decision
+    def _bound(self, taken: int, decision: Decision, at: Event) -> None:
+        if taken == self._decision_limit:
+            raise DeciderError(
+                f"{self.decider.name} takes more than {self._decision_limit} decisions for one input, "
+                f"now {decision.kind} of {decision.entity}",
+                where=f"sequence {at.seq}",
+                remedy="it goes in a circle: look at what evolve makes of this kind",
+            )
 
     def _apply(self, decision: Decision, cause: Event) -> None:
         self.decider.evolve(

@@ -82,17 +82,20 @@ class SubjectTree:
         child = self.children.get(token)
         return child.under(rest) if child is not None else []
 
-    def last(self, tokens: list[str]) -> int:
-        """Highest sequence under a filter given as its tokens, 0 when there is none."""
-        if not tokens:
-            return self.here
-        token, rest = tokens[0], tokens[1:]
-        if token == ">":
-            return self.below
-        if token == "*":
-            return max((child.last(rest) for child in self.children.values()), default=0)
-        child = self.children.get(token)
-        return child.last(rest) if child is not None else 0
+    def last(self, tokens: list[str], at: int = 0) -> int:
+        """Highest sequence under a filter given as its tokens from `at` on, 0 when there is none."""
+        node = self
+        for place in range(at, len(tokens)):
+            token = tokens[place]
+            if token == ">":
+                return node.below
+            if token == "*":
+                return max([child.last(tokens, place + 1) for child in node.children.values()], default=0)
+            child = node.children.get(token)
+            if child is None:
+                return 0
+            node = child
+        return node.here
 
 
 class View:
@@ -106,9 +109,10 @@ class View:
         """In the order in which they began to wait."""
 
     def wake(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for reader in waiting:
-            reader.wake()
+        if self.waiting:
+            waiting, self.waiting = self.waiting, {}
+            for reader in waiting:
+                reader.wake()
 
 
 class MemoryStream:
@@ -120,6 +124,9 @@ class MemoryStream:
         self.waiting: dict[Waiting, None] = {}
         """In the order in which they began to wait; those of a view wait there."""
         self._views: dict[tuple[str, ...], View] = {}
+        self._depth = 0
+        self._concerned: dict[tuple[str, ...], list[View]] = {}
+        """By the first `_depth` tokens of a subject: the views that it falls under."""
         self.on_store: Callable[[Stored], None] | None = None
         """Called with each message that is stored, before any reader sees it."""
         self._clock = clock
@@ -162,12 +169,20 @@ class MemoryStream:
         self._ids[headers[face.MSG_ID]] = (seq, now)
         if self.on_store is not None:
             self.on_store(stored)
-        for view in self._views.values():
-            if view.subjects.match(subject):
-                view.seqs.append(seq)
-                view.wake()
+        for view in self._views_of(subject):
+            view.seqs.append(seq)
+            view.wake()
         self._wake()
         return seq
+
+    def _views_of(self, subject: str) -> list[View]:
+        tokens = tuple(subject.split(".", self._depth))
+        if not self._depth or len(tokens) <= self._depth:
+            return [view for view in self._views.values() if view.subjects.match(subject)]
+        known = self._concerned.get(tokens[:-1])
+        if known is None:
+            known = self._concerned[tokens[:-1]] = [v for v in self._views.values() if v.subjects.match(subject)]
+        return known
 
     def at(self, seq: int) -> Stored | None:
         return self.messages[seq - 1] if 0 < seq <= len(self.messages) else None
@@ -193,6 +208,9 @@ class MemoryStream:
         if view is None:
             view = self._views[subjects.filters] = View(subjects)
             view.seqs = self.under(subjects)
+            depths = [each.subjects.depth for each in self._views.values()]
+            self._depth = max(depths) if all(depths) else 0
+            self._concerned.clear()
         return view
 
     def wake_readers(self) -> None:
@@ -201,9 +219,10 @@ class MemoryStream:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for reader in waiting:
-            reader.wake()
+        if self.waiting:
+            waiting, self.waiting = self.waiting, {}
+            for reader in waiting:
+                reader.wake()
 
     def erase(self, seq: int) -> None:
         """Fault: makes a hole in the log."""
@@ -225,8 +244,8 @@ class MemoryStream:
         oldest = now - int(face.DUPLICATE_WINDOW_S * MICROSECONDS)
         # Insertion order is order of time.
         while self._ids:
-            msg_id, (_, time_us) = next(iter(self._ids.items()))
-            if time_us > oldest:
+            msg_id = next(iter(self._ids))
+            if self._ids[msg_id][1] > oldest:
                 return
             del self._ids[msg_id]
 

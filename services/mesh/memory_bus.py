@@ -143,7 +143,8 @@ class MemoryBus:
 
     async def attempt(self, stream: str, subject: str, data: bytes, headers: dict[str, str], timeout_s: float) -> int:
         """One publish for `publishing.publish`."""
-        await self._connected(timeout_s)
+        if self.closed or not self.up:
+            await self._connected(timeout_s)
         known = self.broker.stream(stream)
         if not known.takes(subject):
             raise BusError(f"{stream} doesn't take this subject", where=subject, remedy="see schemas.streams")

@@ -64,15 +64,13 @@ async def publish(
     if not msg_id or not msg_id.isprintable() or msg_id != msg_id.strip():
         raise BusError(f"{msg_id!r} cannot be a message id", where=subject, remedy="give each message an id of its own")
     scope = expect_filter or subject
-    if not face.subject_matches(scope, subject):
+    if scope != subject and not face.subject_matches(scope, subject):
         raise BusError(
             f"the expected sequence is over {scope}, which doesn't cover the message",
             where=subject,
             remedy="use a filter that matches the subject, else two claims of one thing could both be stored",
         )
-    sent = dict(headers)
-    sent[face.MSG_ID] = msg_id
-    sent[face.EXPECTED_STREAM] = stream
+    sent = {**headers, face.MSG_ID: msg_id, face.EXPECTED_STREAM: stream}
     if expect_last_subject is not None:
         sent[face.EXPECTED_LAST] = str(expect_last_subject)
         if scope != subject:

@@ -114,7 +114,9 @@ class Shell(Generic[S]):
         async for stored in self._bus.read(streams.log_stream(self._publisher.run), self.read_to):
             event = decode(stored)
             if self.driver.is_input(event):
-                await self._publish(event, self.driver.feed(event))
+                decisions = self.driver.feed(event)
+                if decisions:
+                    await self._publish(event, decisions)
                 self._arm()
                 await self._snapshot()
             self.read_to = event.seq
@@ -143,6 +145,8 @@ class Shell(Generic[S]):
 
     def _arm(self) -> None:
         wanted = self.driver.decider.timers(self.driver.state)
+        if wanted.keys() == self._timers.keys():
+            return
         # Kept until the decider has seen it fire, so that it isn't armed twice.
         for timer in [known for known, task in self._timers.items() if known not in wanted and task.done()]:
             del self._timers[timer]
