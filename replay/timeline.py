@@ -9,6 +9,7 @@ Fed with events, so it draws simulated and real logs alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
@@ -18,7 +19,9 @@ from schemas import events as e
 from schemas.envelope import Event
 
 WIDTH, LEFT, RIGHT, TOP = 1280, 104, 24, 96
-LANE, GAP, LEVEL, FOOT = 24, 5, 190, 46
+LANE, GAP, LEVEL, FOOT = 24.0, 5.0, 190, 46
+ROWS = 640
+"""Height of all rows together, at most: with many cells they get thinner, down to a line each."""
 COLOURS = {"rollout": "#9ec9e2", "moving": "#5b5b5b", "train": "#e8743b", "wait": "#f8d5b8", "away": "#ffffff"}
 MEANING = {
     "rollout": "rollout",
@@ -27,6 +30,8 @@ MEANING = {
     "moving": "changing role",
 }
 _MAX_TICKS = 14
+_NAME = 12
+"""Height of a row's name."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -164,7 +169,13 @@ class _Drawing:
         self._lanes = sorted(
             timeline.lanes.values(), key=lambda lane: (lane.name.startswith("pool"), _number(lane.name))
         )
-        self._under = TOP + len(self._lanes) * (LANE + GAP)
+        room = max(1.0, ROWS / max(1, len(self._lanes)))
+        self._lane = min(LANE, 0.85 * room)
+        self._pitch = min(LANE + GAP, room)
+        self._named = math.ceil(_NAME / self._pitch)
+        """Every so many rows have their name."""
+        self._size = 13 if self._named == 1 else 11
+        self._under = round(TOP + len(self._lanes) * self._pitch)
         self._level_top = self._under + 44
         self._height = self._level_top + LEVEL + FOOT
 
@@ -205,15 +216,18 @@ class _Drawing:
     def _rows(self) -> list[str]:
         parts = []
         for row, lane in enumerate(self._lanes):
-            y = TOP + row * (LANE + GAP)
+            y = TOP + row * self._pitch
             label = f"{lane.name} (core)" if lane.name == "cell-0" else lane.name
-            parts.append(_text(LEFT - 8, y + 17, label, anchor="end"))
+            if row % self._named == 0:
+                parts.append(_text(LEFT - 8, y + self._lane / 2 + 5, label, anchor="end", size=self._size))
             for span in lane.spans:
                 x = self._x(span.start_us)
                 # A transition lasts seconds in a picture of hours: it is drawn wide enough to be seen.
                 width = max(self._x(span.end_us) - x, 1.2 if span.state == "moving" else 0.2)
                 fill = COLOURS[span.state]
-                parts.append(f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE}" fill="{fill}"/>')
+                parts.append(
+                    f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{self._lane:.2f}" fill="{fill}"/>'
+                )
         return parts
 
     def _marks(self) -> list[str]:
@@ -233,7 +247,7 @@ class _Drawing:
 
     def _line(self, x: float) -> str:
         """Through the rows and through the levels, not through what is written between them."""
-        return f"M{x:.2f} {TOP - 6} V{self._under} M{x:.2f} {self._level_top} V{self._level_top + LEVEL}"
+        return f"M{x:.2f} {TOP - 6} V{self._under:.1f} M{x:.2f} {self._level_top} V{self._level_top + LEVEL}"
 
     def _levels(self) -> list[str]:
         top, bottom = self._level_top, self._level_top + LEVEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from replay.simulator.run import Simulation
-from replay.timeline import COLOURS, Timeline, draw
+from replay.timeline import COLOURS, ROWS, TOP, Timeline, draw
 from tests.replay.simulator.small import small
 
 
@@ -30,3 +30,16 @@ def test_lanes_follow_each_other_without_a_gap_and_levels_end_with_what_is_left(
     assert [step for _, step in timeline.steps] == list(range(1, 7))
     assert len(timeline.publications) == 2
     assert min(value for _, value in timeline.level) >= 0
+
+
+def test_picture_of_many_cells_is_no_higher_than_a_screen() -> None:
+    """Sixty-four rows, of which every second is named."""
+    timeline = Timeline("many")
+    cells = ["run.cells.count=64", "run.cells.capacity=2", "run.cells.trainable=64", "world.cell_nodes=0.25"]
+    Simulation(small(*cells), seed=1, watchers=[timeline.see]).run()
+    tree = ElementTree.fromstring(timeline.svg())
+    assert float(tree.get("height") or 0) < TOP + ROWS + 320
+    words = [each.text or "" for each in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word.startswith("cell-")] == [
+        "cell-0 (core)" if index == 0 else f"cell-{index}" for index in range(0, 64, 2)
+    ]
