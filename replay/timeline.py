@@ -74,7 +74,8 @@ class Timeline:
         """Time and C_R."""
         self._start_us = self._end_us = self._w = 0
         self._sizes: dict[str, int] = {}
-        self._held_out: set[str] = set()
+        self._open: set[str] = set()
+        """Training executions that have not ended."""
         self._handlers = {
             "cell.joined": self._joined,
             "cell.role-transition": self._moved,
@@ -82,7 +83,8 @@ class Timeline:
             "micro-step.done": self._done,
             "micro-step.released": self._released,
             "execution.dispatched": self._dispatched,
-            "execution.finished": self._finished,
+            "execution.cancelled": self._ended,
+            "execution.finished": self._ended,
             "batch.stepped": self._stepped,
             "burst.ended": self._published,
         }
@@ -146,13 +148,15 @@ class Timeline:
 
     def _dispatched(self, event: Event) -> None:
         if event.data.measurement:
-            self._held_out.add(event.entity)
             return
+        self._open.add(event.entity)
         self._w += 1
         self.level.append((event.time_us, self._w))
 
-    def _finished(self, event: Event) -> None:
-        if event.entity not in self._held_out:
+    def _ended(self, event: Event) -> None:
+        """Finished, or cancelled before."""
+        if event.entity in self._open:
+            self._open.discard(event.entity)
             self._w -= 1
             self.level.append((event.time_us, self._w))
 

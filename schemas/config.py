@@ -59,7 +59,10 @@ class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     all cells together, once what is outstanding fits without them. `async`: the first `cells.trainable` cells train for
     the whole run, the others serve."""
     N: int = 16
-    """Executions a group."""
+    """Executions a group that count: its baseline, and the divisor of the loss."""
+    oversample: int = 0
+    """Executions that a group is given beside its N. It closes when N of them are valid, and the others are cancelled; so a
+    few that fail, or last long, hold no group up. They take slots like all others until then."""
     B: int = 32
     """Groups a training step."""
     mu: int = 3
@@ -73,6 +76,11 @@ class Scheduler(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     streaming: bool = True
     """Whether a batch is trained while its groups get ready. Off: a burst's first micro-step waits until all of its
     `mu * B` groups are ready."""
+
+    @property
+    def group_size(self) -> int:
+        """Executions that are dispatched for a group: what d, w and (3) count."""
+        return self.N + self.oversample
 
 
 class Policy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,6 +271,12 @@ def validate(config: Config, *, where: str) -> None:
             refuse(f"{key} = {value} is not in {_number(low)}..{_number(high)}", f"set {key} to a value between them")
     if s.N < 2:
         refuse(f"scheduler.N = {s.N}, but a group-relative advantage needs at least 2", "set scheduler.N to 2 or more")
+    slots = cells.C_s + (cells.count - (cells.trainable if s.strategy == "async" else 0)) * cells.capacity
+    if s.oversample and s.group_size > slots:
+        refuse(
+            f"scheduler.N + scheduler.oversample = {s.group_size} executions a group, but only {slots} can be served at a time",
+            "what waits until others have ended replaces nobody: lower scheduler.oversample, or raise cells.capacity",
+        )
     if abs(s.phi * s.B - round(s.phi * s.B)) > 1e-9:
         refuse(
             f"scheduler.phi * scheduler.B = {s.phi} * {s.B} is not a whole number of groups",
@@ -327,6 +341,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "cells.pool": (0, 2**31 - 1),
     "cells.pool_capacity": _COUNT,
     "scheduler.N": _COUNT,
+    "scheduler.oversample": (0, 2**31 - 1),
     "scheduler.B": _COUNT,
     "scheduler.mu": _COUNT,
     "scheduler.phi": (0, 2**31 - 1),

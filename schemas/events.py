@@ -77,8 +77,12 @@ class GroupDispatched(Value, frozen=True, kw_only=True):
 
 class GroupReady(Value, frozen=True, kw_only=True):
     rewards: list[Reward]
+    """One for each of its executions, in the order of dispatch, but for the surplus."""
     mean: float
     std: float
+    surplus: list[str] = []
+    """Executions beyond the N that count: not valid when N others were, cancelled where they had not finished. They have no
+    reward here, no advantage and no rows."""
 
 
 class GroupMaterialized(Value, frozen=True, kw_only=True):
@@ -144,6 +148,14 @@ class ExecutionFinished(Value, frozen=True, kw_only=True):
     counters: Counters = Counters()
     detail: str = ""
     """Why it failed, in our own words, never the harness's output."""
+
+
+class ExecutionCancelled(Value, frozen=True, kw_only=True):
+    """It ends where it stands, queued, placed or running; what is still said of it counts for nothing."""
+
+    reason: Literal["surplus"]
+    checks: list[Check]
+    """What made it superfluous."""
 
 
 class ExecutionSealed(Value, frozen=True, kw_only=True):

@@ -45,8 +45,9 @@ Make = Callable[[random.Random, p.Pin], p.AnyFault]
 def _moments(setting: Setting) -> list[tuple[str, int]]:
     """Kinds of events and about how many of each a run has."""
     executions, steps = setting.executions, setting.config.steps
-    groups, bursts = executions // setting.config.scheduler.N, steps // setting.config.scheduler.mu
+    groups, bursts = executions // setting.config.scheduler.group_size, steps // setting.config.scheduler.mu
     cells = setting.config.cells.trainable
+    surplus = groups * setting.config.scheduler.oversample
     return [
         ("", 1),
         ("service.joined", setting.config.cells.count * 2 + 6),
@@ -82,6 +83,7 @@ def _moments(setting: Setting) -> list[tuple[str, int]]:
         ("timer.fired", 2 * bursts),
         ("route.moved", 4 * bursts * cells),
         ("run.finished", 1),
+        *([("execution.cancelled", surplus)] if surplus else []),
     ]
 
 

@@ -26,7 +26,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def executions(self) -> int:
         """About how many there will be."""
         s = self.config.scheduler
-        return round((self.config.steps + s.phi) * s.B * s.N)
+        return round((self.config.steps + s.phi) * s.B * s.group_size)
 
     def instances(self) -> list[str]:
         """Names of the processes of the mesh."""

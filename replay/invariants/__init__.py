@@ -9,7 +9,7 @@ from __future__ import annotations
 from replay.invariants.base import Call, Evidence, Invariant, Served, Violation
 from replay.invariants.batches import BatchOrder, Bursts, BurstWhole, Claims, JoinClosed
 from replay.invariants.executions import Attempts, Evaluations, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
-from replay.invariants.groups import Admission, Advantages, Groups, RowsDisjoint
+from replay.invariants.groups import Admission, Advantages, Groups, Oversampling, RowsDisjoint
 from replay.invariants.held_out import HeldOutApart, HeldOutMeasured
 from replay.invariants.ledger import BoundaryDispatch, Ledger, QueueDepth, Staleness, StalenessSaid, Waterlevel
 from replay.invariants.placements import Capacity, Paused, RoutesToServing, StartRule
@@ -67,6 +67,7 @@ _ORDER: tuple[type[Invariant], ...] = (
     Evaluations,
     HarnessErrors,
     Groups,
+    Oversampling,
     Advantages,
     RowsDisjoint,
     Admission,

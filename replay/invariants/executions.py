@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from replay.invariants.base import Invariant, names, on
 from schemas import events as e
@@ -14,7 +14,7 @@ EXCLUDING = ("cancelled", "surplus", "overall_timeout")
 
 
 class HarnessErrors(Invariant):
-    """No harness met an answer that a correct endpoint wouldn't give.
+    """No harness met an answer that a correct endpoint wouldn't give. One that is cancelled meets a refusal.
 
     Source: section 'Black-box proxy' (requests are retried transparently); DESIGN section 6
     """
@@ -23,7 +23,9 @@ class HarnessErrors(Invariant):
 
     @on("execution.finished")
     def finished(self, event: Event) -> None:
-        if errors := event.data.counters.harness_errors:
+        execution = self.scene.executions.get(event.entity)
+        cancelled = execution is not None and execution.cancelled
+        if (errors := event.data.counters.harness_errors) and not cancelled:
             self.violated(event, f"{errors} harness errors")
 
 
@@ -87,6 +89,7 @@ _BEFORE = {
     "execution.started": ("execution.placed",),
     "execution.lost": ("execution.placed",),
     "execution.finished": ("execution.dispatched",),
+    "execution.cancelled": ("execution.dispatched",),
     "execution.sealed": ("execution.finished",),
     "execution.tree-frozen": ("execution.sealed",),
     "execution.settled": ("execution.finished",),
@@ -96,12 +99,14 @@ _NEVER_AFTER = {
     "execution.placed": "execution.sealed",
     "execution.started": "execution.finished",
     "execution.lost": "execution.finished",
+    "execution.cancelled": "execution.settled",
 }
 
 
 class LifeCycle(Invariant):
     """An execution is dispatched, placed, started, finished, sealed, frozen and settled in this order; one that no placement
-    allowed to start ends only with the run. A seal answers the end, a frozen tree the seal.
+    allowed to start ends only with the run, or cancelled. A seal answers the end, a frozen tree the seal. What is cancelled
+    ends.
 
     Source: DESIGN sections 3, 6 and 7
     """
@@ -118,12 +123,14 @@ class LifeCycle(Invariant):
         for before in _BEFORE.get(kind, ()):
             if (before, name) not in said:
                 self.violated(event, f"{verb} before it was {before.partition('.')[2]}")
-        if kind in _NEVER_AFTER and (_NEVER_AFTER[kind], name) in said:
+        # The scheduler places what it has not read to be cancelled.
+        late = kind == "execution.placed" and ("execution.cancelled", name) in said
+        if kind in _NEVER_AFTER and (_NEVER_AFTER[kind], name) in said and not late:
             self.violated(event, f"{verb} after it was {_NEVER_AFTER[kind].partition('.')[2]}")
         if kind in _ANSWERS and event.causation and said.get((_ANSWERS[kind], name)) not in (None, event.causation):
             self.violated(event, f"{verb} answers {event.causation}, not what it follows from")
         unplaced = kind == "execution.finished" and ("execution.placed", name) not in said
-        if unplaced and not self.scene.finished:
+        if unplaced and not self.scene.finished and ("execution.cancelled", name) not in said:
             self.violated(event, "finished and was never placed")
         said.setdefault((kind, name), event.seq)
 
@@ -134,6 +141,8 @@ class LifeCycle(Invariant):
         for (kind, name), seq in list(said.items()):
             if kind == "execution.placed" and ("execution.finished", name) not in said:
                 self.report(seq, name, "placed and never finished")
+            if kind == "execution.cancelled" and ("execution.finished", name) not in said:
+                self.report(seq, name, "cancelled and never finished")
             if kind == "execution.finished" and ("execution.sealed", name) not in said:
                 self.report(seq, name, "finished and never sealed")
             if kind == "execution.sealed" and ("execution.tree-frozen", name) not in said:
@@ -144,8 +153,8 @@ class LifeCycle(Invariant):
 
 
 class OneOutcome(Invariant):
-    """Every execution of a group that is ready, consumed or discarded ended in exactly one outcome, and the group's rewards
-    are those outcomes. An execution without one is open only because the run ended before.
+    """Every execution of a group that is ready, consumed or discarded ended in exactly one outcome, or was cancelled, and the
+    group's rewards are those outcomes, but for its surplus. An execution without one is open only because the run ended before.
 
     Source: section 'Partial scoring'; DESIGN section 4
     """
@@ -154,6 +163,13 @@ class OneOutcome(Invariant):
 
     def begin(self) -> None:
         self._settled: dict[str, e.ExecutionSettled] = {}
+        self._cancelled: set[str] = set()
+
+    @on("execution.cancelled")
+    def cancelled(self, event: Event) -> None:
+        if event.entity in self._settled:
+            self.violated(event, "cancelled and has an outcome")
+        self._cancelled.add(event.entity)
 
     @on("execution.settled")
     def settled(self, event: Event) -> None:
@@ -173,8 +189,8 @@ class OneOutcome(Invariant):
             if known and (known.outcome, known.reward) != (reward.outcome, reward.reward):
                 said, right = f"{reward.outcome} {reward.reward}", f"{known.outcome} {known.reward}"
                 self.violated(event, f"{reward.execution} has {said}, settled {right}")
-        if sorted(reward.execution for reward in data.rewards) != sorted(members):
-            self.violated(event, "its rewards are not one for each of its executions")
+        if sorted([*(reward.execution for reward in data.rewards), *data.surplus]) != sorted(members):
+            self.violated(event, "its rewards and its surplus are not one for each of its executions")
 
     @on("group.discarded")
     def discarded(self, event: Event) -> None:
@@ -188,15 +204,15 @@ class OneOutcome(Invariant):
         group = self.scene.groups.get(event.entity)
         members = group.executions if group else []
         for name in members:
-            if name not in self._settled:
+            if name not in self._settled and name not in self._cancelled:
                 self.violated(event, f"{name} has no outcome yet")
         return members
 
 
 class OutcomeRule(Invariant):
     """An outcome follows from how the execution ended and from what its tests said, from nothing else: cancelled, surplus
-    and overall time-out are excluded; a total failure, or nothing to score, is a placeholder of reward 0; a valid score of
-    what was preserved is the reward, after a harness time-out too; everything else is excluded.
+    (its group has N valid ones) and overall time-out are excluded; a total failure, or nothing to score, is a placeholder of
+    reward 0; a valid score of what was preserved is the reward, after a harness time-out too; everything else is excluded.
 
     Source: section 'Partial scoring'; DESIGN sections 4 and 7
     """
@@ -208,6 +224,8 @@ class OutcomeRule(Invariant):
         self._scored: dict[str, tuple[int, e.EvaluationScored]] = {}
         self._failed: set[str] = set()
         self._trees: dict[str, e.ExecutionTreeFrozen] = {}
+        self._valid: Counter[str] = Counter()
+        """Group to how many of its executions are valid."""
 
     @on("execution.finished")
     def finished(self, event: Event) -> None:
@@ -231,7 +249,11 @@ class OutcomeRule(Invariant):
         ended = self._finished.get(event.entity)
         if ended is None:
             return
-        right = self._right(event, ended)
+        execution = self.scene.executions.get(event.entity)
+        group = execution.group if execution is not None else ""
+        full = group != "" and self._valid[group] >= self.scene.rules.scheduler.N
+        right = [("excluded", 0.0)] if full else self._right(event, ended)
+        self._valid[group] += data.outcome == "valid"
         if right is not None and (data.outcome, data.reward) not in right:
             expected = " or ".join(f"{outcome} {reward:g}" for outcome, reward in right) or "none yet"
             self.violated(event, f"{data.outcome} {data.reward:g} after {ended.reason}, expected {expected}")

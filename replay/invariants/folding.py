@@ -209,6 +209,17 @@ def _execution_finished(scene: Scene, event: Event) -> None:
     execution = scene.executions.get(event.entity)
     if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
         return
+    _end(scene, execution)
+
+
+def _execution_cancelled(scene: Scene, event: Event) -> None:
+    execution = scene.executions.get(event.entity)
+    if execution is not None and execution.status != "finished":
+        execution.cancelled = True
+        _end(scene, execution)
+
+
+def _end(scene: Scene, execution: ExecutionSeen) -> None:
     counts = not execution.held_out
     if execution.status == "queued":
         _dequeue(scene, execution)
@@ -338,6 +349,7 @@ CHANGES: dict[str, Callable[[Scene, Event], None]] = {
     "execution.started": _execution_started,
     "execution.lost": _execution_lost,
     "execution.finished": _execution_finished,
+    "execution.cancelled": _execution_cancelled,
     "route.moved": _route_moved,
     "batch.opened": _batch_opened,
     "batch.stream-closed": _stream_closed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from replay.invariants.base import Invariant, on
 from schemas import events as e
@@ -20,8 +21,8 @@ _NEXT = {
 
 class Groups(Invariant):
     """Every group closes or is replaced: dispatched, ready, materialized, claimed for a batch, consumed by its step; or
-    discarded. What a restored version undid is there again. A group whose executions are all settled is closed at once,
-    and a batch claims only while it is open.
+    discarded. What a restored version undid is there again. A group that has N valid executions, or whose executions are all
+    settled, is closed at once, and a batch claims only while it is open.
 
     Source: DESIGN section 4 (a group is ready when ...), section 8
     """
@@ -34,6 +35,7 @@ class Groups(Invariant):
         self._open: dict[str, int] = {}
         """Group to how many of its executions are not settled."""
         self._group_of: dict[str, str] = {}
+        self._valid: Counter[str] = Counter()
         self._due: dict[str, Event] = {}
         """Groups that are settled and not closed, and the settlement that did it."""
         self._newest = 0
@@ -52,7 +54,9 @@ class Groups(Invariant):
         group = self._group_of.pop(event.entity, "")
         if group:
             self._open[group] -= 1
-            if self._open[group] == 0 and self._at[group] == "dispatched":
+            self._valid[group] += event.data.outcome == "valid"
+            complete = self._open[group] == 0 or self._valid[group] == self.scene.rules.scheduler.N
+            if complete and self._at[group] == "dispatched":
                 self._due[group] = event
 
     @on(*_NEXT)
@@ -88,7 +92,72 @@ class Groups(Invariant):
         for group, event in self._due.items():
             # The last decisions may lie beyond the log's end.
             if event.causation < self._newest or self.evidence.complete:
-                self.report(event.seq, group, "all its executions are settled, and it was never closed")
+                self.report(event.seq, group, "N of its executions are valid, or all are settled, and it was never closed")
+
+
+class Oversampling(Invariant):
+    """A group counts at most N rewards. Where N are valid before all are settled, the others are its surplus: those that have
+    not finished are cancelled with its closing, and no others ever are, none has a reward or a row. Placeholders count for as
+    many valid ones as are missing.
+
+    Source: section 'Boundary dispatch and waterlevel control' (surplus executions under oversampling); DESIGN section 4
+    """
+
+    name = "oversampling"
+
+    def begin(self) -> None:
+        self._outcomes: dict[str, e.ExecutionSettled] = {}
+        self._cancelled: dict[str, Event] = {}
+        self._surplus: set[str] = set()
+
+    @on("execution.settled")
+    def settled(self, event: Event) -> None:
+        if event.entity in self._cancelled and event.data.reason != "surplus":
+            self.violated(event, f"settled for {event.data.reason!r}, and was cancelled")
+        self._outcomes[event.entity] = event.data
+
+    @on("execution.cancelled")
+    def cancelled(self, event: Event) -> None:
+        self._cancelled[event.entity] = event
+
+    @on("group.ready")
+    def ready(self, event: Event) -> None:
+        data: e.GroupReady = event.data
+        scene, N = self.scene, self.scene.rules.scheduler.N
+        group = scene.groups.get(event.entity)
+        members = group.executions if group else []
+        outcomes = {name: self._outcomes[name].outcome for name in members if name in self._outcomes}
+        valid = sum(outcome == "valid" for outcome in outcomes.values())
+        inside = [reward for reward in data.rewards if reward.outcome != "excluded"]
+        right = min(N, valid + sum(outcome == "placeholder" for outcome in outcomes.values()))
+        if len(inside) != right or valid > N:
+            self.violated(event, f"{len(inside)} rewards of {valid} valid ones in the baseline, expected {right}, N = {N}")
+        if sum(reward.outcome == "valid" for reward in inside) != valid:
+            self.violated(event, "a valid execution is not in the baseline")
+        for name in members:
+            cancelled = self._cancelled.get(name)
+            if cancelled is not None and cancelled.causation != event.causation:
+                self.violated(event, f"{name} was cancelled by another event than closes its group")
+            if cancelled is not None and (valid < N or name not in data.surplus):
+                self.violated(event, f"{name} is cancelled, {valid} of N = {N} are valid")
+        for name in data.surplus:
+            known = self._outcomes.get(name)
+            if name not in self._cancelled and (known is None or (known.reason != "surplus" and known.outcome != "placeholder")):
+                self.violated(event, f"{name} is surplus, and was not given up")
+        self._surplus.update(data.surplus)
+
+    @on("group.materialized")
+    def materialized(self, event: Event) -> None:
+        for row in event.data.rows:
+            if row.execution in self._surplus:
+                self.violated(event, f"a row of {row.execution}, which is surplus")
+
+    @on("group.discarded")
+    def discarded(self, event: Event) -> None:
+        group = self.scene.groups.get(event.entity)
+        gone = [name for name in (group.executions if group else []) if name in self._cancelled]
+        if gone:
+            self.violated(event, f"discarded, and {gone[0]} was cancelled")
 
 
 class Advantages(Invariant):

@@ -43,16 +43,19 @@ class Ledger(Invariant):
     @on("execution.started")
     def started(self, event: Event) -> None:
         status = self._of(event, "started")
-        if status == "finished":
+        execution = self.scene.executions.get(event.entity)
+        # The harness had not read that it is cancelled.
+        if status == "finished" and not (execution is not None and execution.cancelled):
             self.violated(event, "started after it had finished")
         elif status in ("queued", "placed"):
             self._p += 1
             self._move(event, "running")
             self._balance(event)
 
-    @on("execution.finished")
+    @on("execution.finished", "execution.cancelled")
     def finished(self, event: Event) -> None:
-        status = self._of(event, "finished")
+        """Whichever comes first: a cancelled execution holds nothing any more."""
+        status = self._of(event, event.kind.partition(".")[2])
         if status in ("queued", "placed", "running"):
             # One that ends before it started advances p and f together.
             self._p += status != "running"
@@ -114,7 +117,8 @@ class Waterlevel(Invariant):
 
 class BoundaryDispatch(Invariant):
     """The first burst dispatches (phi + mu) B groups, each later one mu B and a replacement for every discarded group;
-    inside a burst a group goes out only where the burst can't finish without it, and then at once. Each has N executions.
+    inside a burst a group goes out only where the burst can't finish without it, and then at once. Each has N executions,
+    and `oversample` beside them.
 
     Source: section 'Boundary dispatch and waterlevel control'; DESIGN section 4
     """
@@ -140,9 +144,9 @@ class BoundaryDispatch(Invariant):
     @on("group.dispatched")
     def group(self, event: Event) -> None:
         scene, data = self.scene, event.data
-        N = scene.rules.scheduler.N
-        if len(data.executions) != N or len(set(data.executions)) != N:
-            self.violated(event, f"{len(set(data.executions))} executions, not {N}")
+        size = scene.rules.scheduler.group_size
+        if len(data.executions) != size or len(set(data.executions)) != size:
+            self.violated(event, f"{len(set(data.executions))} executions, not {size}")
         if data.version != scene.published:
             self.violated(event, f"dispatched at version {data.version}, published is {scene.published}")
         if data.reason == "refill":
@@ -177,7 +181,7 @@ class BoundaryDispatch(Invariant):
         self._look = False
         if scene.burst is not None and not scene.finished and scene.owed > 0 and scene.alive < self._needed():
             self.violated(event, f"no refill: {scene.alive} groups are there for {self._needed()} that the burst needs")
-        expected = len(scene.groups) * scene.rules.scheduler.N
+        expected = len(scene.groups) * scene.rules.scheduler.group_size
         if self._members != expected:
             self.violated(event, f"{self._members} executions of {len(scene.groups)} groups were dispatched")
 

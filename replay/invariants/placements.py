@@ -134,10 +134,10 @@ class StartRule(Invariant):
         self._look = True
         self._lost[event.entity] = None
 
-    @on("execution.finished", "route.moved")
+    @on("execution.finished", "execution.cancelled", "route.moved")
     def left(self, event: Event) -> None:
         self._look = True
-        if event.kind == "execution.finished":
+        if event.kind != "route.moved":
             self._lost.pop(event.entity, None)
 
     def decided(self, event: Event) -> None:

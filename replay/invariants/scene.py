@@ -52,6 +52,8 @@ class ExecutionSeen(msgspec.Struct, kw_only=True):
     cell: str = ""
     attempt: int = -1
     lost: bool = False
+    cancelled: bool = False
+    """Its group was closed without it: it holds nothing any more, and its end is still to be said."""
 
     @property
     def held_out(self) -> bool:

@@ -274,8 +274,9 @@ class SupplyGate(Invariant):
 
 
 class CoreRetention(Invariant):
-    """After a burst the core stays in training only if rho_min B groups are ready and w + mu N B <= C_s + (K - 1) C_e, and
-    then it does; after the last burst it returns. With `colocate` it always returns, with `async` it never does.
+    """After a burst the core stays in training only if rho_min B groups are ready and w + mu N B <= C_s + (K - 1) C_e, N being
+    what a group is dispatched with, and then it does; after the last burst it returns. With `colocate` it always returns, with
+    `async` it never does.
 
     Source: equation (3)
     """
@@ -287,21 +288,22 @@ class CoreRetention(Invariant):
     def ended(self, event: Event) -> None:
         scene, config = self.scene, self.scene.rules
         s, data = config.scheduler, event.data
-        w = scene.d - scene.f + scene.owed * s.N
+        w = scene.d - scene.f + scene.owed * s.group_size
         absent = [cell for cell in scene.cells.values() if cell.withdrawn or cell.lost]
         K = scene.cell_count - sum(not cell.pool for cell in absent)
         C_s = config.cells.pool * config.cells.pool_capacity - sum(cell.capacity for cell in absent if cell.pool)
         room = C_s + (K - 1) * config.cells.capacity
         supplied = scene.supply() >= s.rho_min * s.B
         last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
-        stays = supplied and w + s.mu * s.N * s.B <= room and not last
+        stays = supplied and w + s.mu * s.group_size * s.B <= room and not last
         if s.strategy != "elastic":
             stays = s.strategy == "async" and "cell-0" in scene.training()
         if data.core_stays != stays:
             said = "stays" if data.core_stays else "returns"
             self.violated(
                 event,
-                f"the core {said}: {scene.supply():g} groups ready, w + mu N B = {w + s.mu * s.N * s.B}, room {room}",
+                f"the core {said}: {scene.supply():g} groups ready, "
+                f"w + mu N B = {w + s.mu * s.group_size * s.B}, room {room}",
             )
 
 

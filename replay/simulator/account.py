@@ -39,7 +39,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Node-hours in the training role, transitions included."""
     transitions: int
     excluded: int
-    """Executions without an outcome for training."""
+    """Executions without an outcome for training, surplus left out."""
+    surplus: int
+    """Executions that were given up because their group had N valid ones."""
     discarded: int
     """Groups."""
     routes_moved: int
@@ -64,7 +66,7 @@ class Account:
         self._held: dict[str, int] = {}
         """Group that is dispatched and not consumed to the version at its dispatch."""
         self._ages = [0]
-        self._excluded = self._discarded = self._moved = self._transitions = 0
+        self._excluded = self._surplus = self._discarded = self._moved = self._transitions = 0
         self._handlers = {
             "run.started": self._run_started,
             "execution.started": self._execution_started,
@@ -108,6 +110,7 @@ class Account:
             training_node_h=self._training_us / US_PER_H * nodes,
             transitions=self._transitions,
             excluded=self._excluded,
+            surplus=self._surplus,
             discarded=self._discarded,
             routes_moved=self._moved,
         )
@@ -126,11 +129,15 @@ class Account:
         if since is not None:
             group, took = group_of(event.entity), event.time_us - since
             self._ran_us += took
-            self._executed[group] = self._executed.get(group, 0) + took
+            # What is cancelled takes slots, and would not have been needed.
+            if event.data.reason != "surplus":
+                self._executed[group] = self._executed.get(group, 0) + took
 
     def _execution_settled(self, event: Event) -> None:
         data: e.ExecutionSettled = event.data
-        self._excluded += data.outcome == "excluded"
+        surplus = data.reason == "surplus"
+        self._surplus += surplus
+        self._excluded += data.outcome == "excluded" and not surplus
 
     def _group_dispatched(self, event: Event) -> None:
         data: e.GroupDispatched = event.data

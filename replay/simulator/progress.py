@@ -18,13 +18,19 @@ class Progress:
         self._beta = load_effect
         self._heap: list[tuple[float, int, str, Draw]] = []
         self._count = 0
+        self._dropped: set[str] = set()
+        """Still in the heap."""
         self._rate = 1.0
         self._work_s = 0.0
         self._at_us = 0
         self._slots = 1
 
     def __repr__(self) -> str:
-        return f"<Progress [{len(self._heap)} running, rate {self._rate:.3f}]>"
+        return f"<Progress [{self._running} running, rate {self._rate:.3f}]>"
+
+    @property
+    def _running(self) -> int:
+        return len(self._heap) - len(self._dropped)
 
     def start(self, now_us: int, execution: str, draw: Draw) -> None:
         self._advance(now_us)
@@ -40,25 +46,24 @@ class Progress:
 
     def next_us(self) -> int | None:
         """When the next execution ends, if nothing changes."""
+        while self._heap and self._heap[0][2] in self._dropped:
+            self._dropped.discard(heapq.heappop(self._heap)[2])
         if not self._heap:
             return None
         return self._at_us + math.ceil(max(0.0, self._heap[0][0] - self._work_s) / self._rate * 1e6)
 
     def end(self, now_us: int) -> tuple[str, Draw]:
-        """Takes the execution that ends now."""
+        """Takes the execution that ends now, as `next_us` said."""
         self._advance(now_us)
         _, _, execution, draw = heapq.heappop(self._heap)
         self._set_rate()
         return execution, draw
 
-    def drop(self, execution: str) -> Draw | None:
-        """An execution that is stopped; None when it does not run."""
-        found = next((each for each in self._heap if each[2] == execution), None)
-        if found is None:
-            return None
-        self._heap.remove(found)
-        heapq.heapify(self._heap)
-        return found[3]
+    def drop(self, now_us: int, execution: str) -> None:
+        """One that runs is stopped."""
+        self._advance(now_us)
+        self._dropped.add(execution)
+        self._set_rate()
 
     def _advance(self, now_us: int) -> None:
         self._work_s += (now_us - self._at_us) * 1e-6 * self._rate
@@ -66,5 +71,5 @@ class Progress:
 
     def _set_rate(self) -> None:
         if self._beta:
-            load = len(self._heap) / max(1, self._slots)
+            load = self._running / max(1, self._slots)
             self._rate = 1.0 / (1.0 - self._beta + self._beta * load)

@@ -81,6 +81,7 @@ UNHEARD: dict[str, frozenset[str]] = {
             "execution.sealed",
             "execution.tree-frozen",
             "execution.settled",
+            "execution.cancelled",
             "evaluation.requested",
             "evaluation.claimed",
             "evaluation.scored",

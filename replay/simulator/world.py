@@ -49,6 +49,10 @@ class Facts:
         self._s_per_token = work * 3600 / (s.B * s.N * world.execution_tokens)
         self._causes: dict[str, Event] = {}
         """Execution to the event that placed it."""
+        self._started: dict[str, int] = {}
+        """Execution that runs to the time of its start."""
+        self._cancelled: set[str] = set()
+        """Surplus executions without an outcome."""
         self._serving: dict[str, int] = {}
         """Engine that serves to its capacity."""
         self._training: dict[str, int] = {}
@@ -64,6 +68,8 @@ class Facts:
             "execution.placed": self._execution_placed,
             "execution.started": self._execution_started,
             "execution.finished": self._execution_finished,
+            "execution.cancelled": self._execution_cancelled,
+            "execution.settled": self._execution_settled,
             "execution.sealed": self._execution_sealed,
             "evaluation.requested": self._evaluation_requested,
             "evaluation.claimed": self._evaluation_claimed,
@@ -121,15 +127,19 @@ class Facts:
     # --- executions and their evaluations
 
     def _execution_placed(self, event: Event, data: e.ExecutionPlaced) -> None:
+        if event.entity in self._cancelled:
+            return
         self._causes[event.entity] = event
         started = e.ExecutionStarted(attempt=data.attempt)
         self._say("harness", "execution.started", event.entity, started, id=f"{event.id}.started", cause=event.seq)
 
     def _execution_started(self, event: Event, data: e.ExecutionStarted) -> None:
+        self._started[event.entity] = event.time_us
         self._progress.start(event.time_us, event.entity, self._durations.draw(event.entity))
 
     def _finish(self, execution: str, draw: Draw) -> None:
         placed = self._causes.pop(execution)
+        del self._started[execution]
         attempt: int = placed.data.attempt
         data = e.ExecutionFinished(
             attempt=attempt,
@@ -140,6 +150,27 @@ class Facts:
             workspace_digest="simulated",
         )
         self._say("harness", "execution.finished", execution, data, id=f"{placed.id}.finished", cause=placed.seq)
+
+    def _execution_cancelled(self, event: Event, data: e.ExecutionCancelled) -> None:
+        """It stops at once."""
+        name = event.entity
+        self._cancelled.add(name)
+        self._causes.pop(name, None)
+        since_us = self._started.pop(name, None)
+        if since_us is not None:
+            self._progress.drop(event.time_us, name)
+        finished = e.ExecutionFinished(
+            attempt=0,
+            reason=data.reason,
+            exit_code=None,
+            seconds=0.0 if since_us is None else (event.time_us - since_us) / 1e6,
+            workspace="",
+            workspace_digest="",
+        )
+        self._say("harness", "execution.finished", name, finished, id=f"{event.id}.finished", cause=event.seq)
+
+    def _execution_settled(self, event: Event, data: e.ExecutionSettled) -> None:
+        self._cancelled.discard(event.entity)
 
     def _execution_finished(self, event: Event, data: e.ExecutionFinished) -> None:
         sealed = e.ExecutionSealed(attempt=data.attempt, records=1, last_record=0, digest="simulated")

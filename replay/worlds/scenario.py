@@ -51,11 +51,10 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
     N, rough, wide = 4, manner(seed) == "rough", manner(seed) == "wide"
     if rough:
         N, B, phi = 2, 2 * B, draw.choice((0.0, 0.5))
-    bursts = max(2, round((EXECUTIONS - phi * B * N) / (mu * B * N)))
     tree = {
         "name": f"seed {seed}",
         "seed": seed,
-        "steps": bursts * mu,
+        "steps": _bursts(B, mu, phi, N) * mu,
         "cells": {
             "count": CELLS + wide,
             "capacity": _WIDE if wide else draw.choice((4, 6, 8)),
@@ -88,6 +87,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "trainer": {"keep_checkpoints": 2, "lost_s": pace * draw.choice((900, 1800))},
     }
     _vary(tree, Random(f"{seed}:strategy"))
+    _oversample(tree, Random(f"{seed}:oversample"))
     return from_tree(tree, where=f"seed {seed}")
 
 
@@ -100,3 +100,21 @@ def _vary(tree: dict[str, Any], draw: Random) -> None:
         cells.update(pool=draw.choice((1, 2)), pool_capacity=draw.choice((4, 6)))
     if scheduler["strategy"] == "async" and "pool" not in cells:
         cells["trainable"] = min(cells["trainable"], cells["count"] - 1)
+
+
+def _oversample(tree: dict[str, Any], draw: Random) -> None:
+    """A quarter of the seeds dispatches more than N for a group, where there is room for it, in runs of the same size."""
+    cells, scheduler = tree["cells"], tree["scheduler"]
+    N, B, mu, phi = (scheduler[key] for key in ("N", "B", "mu", "phi"))
+    serving = cells["count"] - (cells["trainable"] if scheduler["strategy"] == "async" else 0)
+    room = serving * cells["capacity"] + cells.get("pool", 0) * cells.get("pool_capacity", 0)
+    # Two bursts are the fewest.
+    most = min(room, int(4 / 3 * EXECUTIONS / ((2 * mu + phi) * B)))
+    if draw.random() < 0.25 and most > N:
+        scheduler["oversample"] = min(most - N, draw.choice((1, 2)))
+        tree["steps"] = _bursts(B, mu, phi, N + scheduler["oversample"]) * mu
+
+
+def _bursts(B: int, mu: int, phi: float, size: int) -> int:
+    """How many of them have about as many executions as a run has."""
+    return max(2, round((EXECUTIONS - phi * B * size) / (mu * B * size)))

@@ -71,7 +71,7 @@ class Chaos:
         names = processes(services, own_bus=own_bus)
         self.plan: list[Kill] = plan(names, seed=seed, steps=config.steps, mu=rules.mu)
         self.killed: list[Killed] = []
-        self._expected = rules.B * rules.N * EVENTS_AN_EXECUTION
+        self._expected = rules.B * rules.group_size * EVENTS_AN_EXECUTION
         self._awaited: Kill | None = None
         self._hold = Hold()
         self._ends: list[int] = []

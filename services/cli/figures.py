@@ -75,6 +75,7 @@ def figures(progress: Progress, *, peak_rss_bytes: int) -> dict[str, Figure]:
         "harness_calls": progress.harness_calls,
         "reconnects": progress.reconnects,
         "executions": progress.f,
+        "executions_surplus": progress.surplus,
         "attempts_lost": sum(progress.lost.values()),
         "transitions": progress.transitions,
         "staleness_mean": _rounded(progress.staleness_mean),

@@ -88,6 +88,10 @@ class Progress(msgspec.Struct, kw_only=True):
     open: dict[str, str] = {}
     """Executions dispatched and not finished: the cell that serves each, empty while queued."""
     running: set[str] = set()
+    surplus: int = 0
+    """Executions that were cancelled because their group was complete without them."""
+    cancelled: set[str] = set()
+    """Those of them that are not finished."""
     cells: dict[str, CellView] = {}
     measured: list[Measured] = []
     measuring: int = -1
@@ -230,20 +234,36 @@ def _lost(self: Progress, event: Event) -> None:
 
 
 def _finished(self: Progress, event: Event) -> None:
-    if event.entity not in self.open:
-        return
     data: e.ExecutionFinished = event.data
-    _move(self, event.entity, "")
-    del self.open[event.entity]
-    trains = event.entity not in self.held_out
-    if event.entity in self.running:
-        self.running.discard(event.entity)
+    if event.entity not in self.cancelled and not _end(self, event.entity):
+        return
+    self.harness_calls += data.counters.calls
+    self.reconnects += data.counters.reconnects
+    # What is cancelled is refused: for its harness that is an error, and for us as it should be.
+    if event.entity not in self.cancelled:
+        self.harness_errors += data.counters.harness_errors
+    self.cancelled.discard(event.entity)
+
+
+def _cancelled(self: Progress, event: Event) -> None:
+    if _end(self, event.entity):
+        self.surplus += 1
+        self.cancelled.add(event.entity)
+
+
+def _end(self: Progress, execution: str) -> bool:
+    """Whether it was open: it is not any more."""
+    if execution not in self.open:
+        return False
+    _move(self, execution, "")
+    del self.open[execution]
+    trains = execution not in self.held_out
+    if execution in self.running:
+        self.running.discard(execution)
     else:
         self.p += trains
     self.f += trains
-    self.harness_calls += data.counters.calls
-    self.harness_errors += data.counters.harness_errors
-    self.reconnects += data.counters.reconnects
+    return True
 
 
 def _settled(self: Progress, event: Event) -> None:
@@ -409,6 +429,7 @@ _CHANGES: dict[str, Callable[[Progress, Any], None]] = {
     "execution.started": _started,
     "execution.lost": _lost,
     "execution.finished": _finished,
+    "execution.cancelled": _cancelled,
     "execution.settled": _settled,
     "execution.tree-frozen": _tree_frozen,
     "measurement.opened": _measurement_opened,

@@ -110,7 +110,8 @@ def dry(file: Path, overrides: list[str], *, state: Path, json: bool, chaos: int
         )
         return 0
     s = config.scheduler
-    say(f"{config.name}: {config.steps} steps, N = {s.N}, B = {s.B}, mu = {s.mu}, phi = {s.phi:g}")
+    size = f"{s.N} of {s.group_size}" if s.oversample else f"{s.N}"
+    say(f"{config.name}: {config.steps} steps, N = {size}, B = {s.B}, mu = {s.mu}, phi = {s.phi:g}")
     say(f"held-out measurements: {checks.measurements(config)}")
     say(f"state folder {places.root}")
     for step in steps:

@@ -2,6 +2,7 @@
 
     placed --proxy known--> due --taken--> running --execution.finished--> gone
                                               `--execution.lost--> waiting for the placement of the next attempt
+    dispatched | placed | lost --execution.cancelled--> superfluous --taken--> ended without a start
 
 Each attempt comes out of `due` once. After a restart `open` gives those that an earlier process of this service may have
 launched. `said` chains what the service says of one execution: after `lost` nothing of that attempt can follow. Once
@@ -49,6 +50,7 @@ class Book:
         self._lost: dict[str, Attempt] = {}
         self._ended: dict[str, int] = {}
         self._begun: dict[str, int] = {}
+        self._cancelled: dict[str, Event] = {}
         self._taken: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -64,7 +66,8 @@ class Book:
             case "execution.placed" if event.entity in self._task_of:
                 known = self._placed.get(event.entity)
                 self._lost.pop(event.entity, None)
-                if known is None or known.attempt < event.data.attempt:
+                newest = max(known.attempt if known else -1, self._ended.get(event.entity, -1))
+                if newest < event.data.attempt:
                     held_out, task = self._task_of[event.entity]
                     self._placed[event.entity] = Attempt(
                         execution=event.entity,
@@ -87,6 +90,8 @@ class Book:
                         self._lost[event.entity] = known
                 elif event.kind == "execution.finished":
                     self._lost.pop(event.entity, None)
+            case "execution.cancelled" if event.entity in self._task_of:
+                self._cancelled[event.entity] = event
             case "execution.settled":
                 self._forget(event.entity)
             case "service.joined" if event.owner == "proxy":
@@ -103,6 +108,7 @@ class Book:
         """Its outcome is known, so it finished and nothing more is said of it: what is kept is bounded by what is open."""
         for known in (self._task_of, self._placed, self._said, self._lost, self._ended, self._begun, self._taken):
             known.pop(execution, None)
+        self._cancelled.pop(execution, None)
         self.started_us.pop(execution, None)
 
     def heard(self, execution: str, seq: int) -> None:
@@ -125,6 +131,30 @@ class Book:
         """Of executions whose attempt was lost and that nobody placed again: the attempts that would be next."""
         lost, self._lost = self._lost, {}
         return [msgspec.structs.replace(known, attempt=known.attempt + 1) for known in lost.values()]
+
+    def is_cancelled(self, execution: str) -> bool:
+        """Whether nobody needs it any more, however it ends."""
+        return execution in self._cancelled
+
+    def superfluous(self) -> list[Attempt]:
+        """Attempts of cancelled executions that nobody looks after, placed or not; they count as taken."""
+        found = []
+        for execution, cancelled in self._cancelled.items():
+            attempt = self._placed.get(execution)
+            if attempt is None and execution in self._lost:
+                lost = self._lost.pop(execution)
+                attempt = msgspec.structs.replace(lost, attempt=lost.attempt + 1)
+            elif attempt is None and execution not in self._ended:
+                attempt = self._unplaced(execution, cancelled)
+            if attempt is not None and self._taken.get(execution, -1) < attempt.attempt:
+                self.take(attempt)
+                found.append(attempt)
+        return found
+
+    def _unplaced(self, execution: str, cancelled: Event) -> Attempt:
+        """The attempt of an execution that never got an engine; its facts follow from the cancellation."""
+        _, task = self._task_of[execution]
+        return Attempt(execution=execution, attempt=0, task=task, placed=cancelled.id, causation=cancelled.seq)
 
     def was_started(self, attempt: Attempt) -> bool:
         """Whether LOG says that this attempt runs."""

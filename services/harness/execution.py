@@ -46,6 +46,7 @@ _PACKERS = 2
 _SCORED: tuple[FinishReason, ...] = ("completed", "failed", "harness_timeout")
 """Ends after which the workspace is preserved; the others are never scored."""
 RESTARTED = "harness service restarted"
+SURPLUS = "its group is complete without it"
 
 
 class Executions:
@@ -57,6 +58,8 @@ class Executions:
         self.over = asyncio.Event()
         """The run is finished: whatever runs is stopped."""
         self.running = 0
+        self._live: dict[str, Execution] = {}
+        """Those that run in this process."""
         self.packers = asyncio.Semaphore(_PACKERS)
 
     def folder(self, attempt: Attempt) -> Folder:
@@ -64,15 +67,29 @@ class Executions:
 
     async def run(self, attempt: Attempt) -> None:
         """From the placement to `execution.finished`. Cancelling ends the process and says nothing."""
-        finished = await Execution(self, attempt).live()
+        execution = self._live[attempt.execution] = Execution(self, attempt)
+        try:
+            if self.book.is_cancelled(attempt.execution):
+                execution.surplus.set()
+            finished = await execution.live()
+        finally:
+            if self._live.get(attempt.execution) is execution:
+                del self._live[attempt.execution]
         await self._say_finished(attempt, finished)
+
+    def end(self, execution: str) -> None:
+        """The execution is cancelled: what runs of it here is stopped."""
+        if execution in self._live:
+            self._live[execution].surplus.set()
 
     async def resume(self, attempt: Attempt) -> None:
         """Close an attempt that an earlier process of the service launched: end what is left of it, and report."""
         survivors = await asyncio.to_thread(self.folder(attempt).end_orphans)
         if survivors:
             self.context.log.error("orphans survived SIGKILL", execution=attempt.execution, pids=survivors)
-        if self.book.over:
+        if self.book.is_cancelled(attempt.execution):
+            await self._say_finished(attempt, self._ended(attempt, "surplus", SURPLUS))
+        elif self.book.over:
             await self._say_finished(attempt, self._ended(attempt, "cancelled", "the run is over"))
         elif self.overdue(attempt):
             await self._say_finished(attempt, self._ended(attempt, "overall_timeout", RESTARTED))
@@ -98,8 +115,11 @@ class Executions:
         )
 
     async def cancel(self, attempt: Attempt) -> None:
-        """Report an attempt that the end of the run overtook before it started."""
-        await self._say_finished(attempt, unstarted(attempt, "cancelled", "the run is over"))
+        """Report an attempt that was cancelled, or that the end of the run overtook, before it started."""
+        if self.book.is_cancelled(attempt.execution):
+            await self._say_finished(attempt, unstarted(attempt, "surplus", SURPLUS))
+        else:
+            await self._say_finished(attempt, unstarted(attempt, "cancelled", "the run is over"))
 
     async def say_started(self, attempt: Attempt) -> None:
         await self._say(attempt, "started", ExecutionStarted(attempt=attempt.attempt))
@@ -161,14 +181,20 @@ class Execution:
         self._all, self._attempt = executions, attempt
         self._folder = executions.folder(attempt)
         self._ref = executions.book.task(attempt)
+        self.surplus = asyncio.Event()
+        """Its group is complete without it."""
 
     async def live(self) -> ExecutionFinished:
+        if self.surplus.is_set():
+            return unstarted(self._attempt, "surplus", SURPLUS)
         if self._all.over.is_set():
             return unstarted(self._attempt, "cancelled", "the run is over")
         if self._all.overdue(self._attempt):
             return unstarted(self._attempt, "overall_timeout", "its time was over before this attempt")
         try:
             await asyncio.to_thread(self._make)
+            if self.surplus.is_set():
+                return unstarted(self._attempt, "surplus", SURPLUS)
             group = self._launch()
         except (TaskError, WorkspaceError, EnvironmentMissing) as error:
             self._all.context.log.error("cannot start", execution=self._attempt.execution, what=str(error))
@@ -228,15 +254,19 @@ class Execution:
         ended = asyncio.create_task(group.wait())
         late = asyncio.create_task(clock.sleep_until(min(own_us, overall_us)))
         over = asyncio.create_task(self._all.over.wait())
+        surplus = asyncio.create_task(self.surplus.wait())
         try:
-            await asyncio.wait({ended, late, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, late, over, surplus}, return_when=asyncio.FIRST_COMPLETED)
+            # However its process ended: refused calls end it too.
+            if surplus.done():
+                return "surplus"
             if ended.done():
                 return None
             if over.done():
                 return "cancelled"
             return "harness_timeout" if own_us <= overall_us else "overall_timeout"
         finally:
-            for task in (ended, late, over):
+            for task in (ended, late, over, surplus):
                 task.cancel()
 
     def _finished(self, forced: FinishReason | None, code: int, seconds: float) -> ExecutionFinished:
@@ -287,5 +317,7 @@ def _detail(reason: FinishReason, code: int, seconds: float) -> str:
             return f"exit code {code}"
         case "cancelled":
             return "the run is over"
+        case "surplus":
+            return SURPLUS
         case _:
             return f"stopped after {seconds:.1f} s"

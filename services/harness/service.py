@@ -23,6 +23,8 @@ from services.mesh.service import Context, announce
 
 ABOUT = ("execution", "service", "run")
 """What the service follows in LOG."""
+_LAUNCHING = ("execution.placed", "execution.lost", "execution.cancelled", "service.joined", "run.finished")
+"""After these somebody may have to be started, or ended without a start."""
 
 
 async def serve(
@@ -71,12 +73,16 @@ async def _take_up(context: Context, executions: Executions, processes: Processe
 async def _follow(context: Context, executions: Executions, tasks: asyncio.TaskGroup, after: int) -> None:
     async for event in context.events(after, about=ABOUT):
         executions.book.apply(event)
-        if event.kind in ("execution.placed", "service.joined", "run.finished"):
+        if event.kind == "execution.cancelled":
+            executions.end(event.entity)
+        if event.kind in _LAUNCHING:
             _launch_due(executions, tasks)
 
 
 def _launch_due(executions: Executions, tasks: asyncio.TaskGroup) -> None:
     book = executions.book
+    for attempt in book.superfluous():
+        tasks.create_task(executions.cancel(attempt))
     if book.over:
         executions.over.set()
         for attempt in [*book.open(), *book.unplaced()]:

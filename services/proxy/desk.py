@@ -1,4 +1,5 @@
-"""All executions that this proxy serves, as LOG has them: opened when placed, sealed when finished.
+"""All executions that this proxy serves, as LOG has them: opened when placed, sealed when finished; one that is cancelled
+may not call any more.
 
 What LOG says arrives in order through `apply`, which never waits; seals run beside it. A request whose execution LOG
 hasn't shown us yet waits a little: its harness runs, so the event is on its way.
@@ -29,6 +30,8 @@ class Desk:
         self._shared, self._say = shared, say_sealed
         self.open: dict[str, Execution] = {}
         self._over: dict[str, None] = {}
+        self._cancelled: set[str] = set()
+        """Those that are not sealed yet."""
         self._held_out: set[str] = set()
         """Held-out executions that are not over: they may sample at a temperature of their own."""
         self._news = asyncio.Event()
@@ -60,34 +63,40 @@ class Desk:
         known = self.open.get(event.entity)
         return event.kind == "execution.finished" and known is not None and event.data.attempt < known.attempt
 
-    def apply(self, event: Event) -> Execution | None:
-        """One event of LOG. Returns the execution that an `execution.placed` replaces: its calls are to be stopped."""
+    def apply(self, event: Event) -> tuple[Execution, Refused] | None:
+        """One event of LOG. Returns the attempt whose calls are to be stopped, and what they are told: it is replaced by an
+        `execution.placed`, or cancelled."""
         if self.is_late(event):
             return None
         self._shared.routes.apply(event)
-        replaced = None
+        stopped = None
         match event.kind:
             case "execution.dispatched":
                 if event.data.measurement:
                     self._held_out.add(event.entity)
                 return None
             case "execution.placed" if event.entity not in self._over:
-                replaced = self.open.get(event.entity)
-                if replaced is None or replaced.attempt < event.data.attempt:
+                before = self.open.get(event.entity)
+                if before is None or before.attempt < event.data.attempt:
                     self.open[event.entity] = self._execution(event.entity, event.data.attempt)
-                else:
-                    replaced = None
+                    if before is not None:
+                        stopped = before, Refused(401, "a newer attempt of the execution was placed")
+            case "execution.cancelled" if event.entity not in self._over:
+                self._cancelled.add(event.entity)
+                if event.entity in self.open:
+                    stopped = self.open[event.entity], _is_cancelled(event.entity)
             case "execution.finished":
                 self._end(event.entity)
             case "execution.sealed":
                 self._end(event.entity)
                 self._held_out.discard(event.entity)
+                self._cancelled.discard(event.entity)
                 self.open.pop(event.entity, None)
             case _:
                 return None
         news, self._news = self._news, asyncio.Event()
         news.set()
-        return replaced
+        return stopped
 
     def _end(self, execution: str) -> None:
         self._over[execution] = None
@@ -95,10 +104,13 @@ class Desk:
             del self._over[next(iter(self._over))]
 
     async def find(self, name: str, attempt: int) -> Execution:
-        """The execution that a token stands for. Raises Refused: 401 when it is over, 529 when LOG doesn't show it."""
+        """The execution that a token stands for. Raises Refused: 400 when it is cancelled, 401 when it is over, 529 when LOG
+        doesn't show it."""
         try:
             async with asyncio.timeout(PLACED_S):
                 while True:
+                    if name in self._cancelled:
+                        raise _is_cancelled(name)
                     found = self.open.get(name)
                     if name in self._over or (found and found.attempt > attempt):
                         raise Refused(401, f"attempt {attempt} of execution {name} is over")
@@ -132,3 +144,8 @@ class Desk:
         """Stops everything in flight: the proxy ends."""
         for execution in list(self.open.values()):
             await execution.stop(Refused(529, "the proxy is stopping; ask again"))
+
+
+def _is_cancelled(execution: str) -> Refused:
+    """A harness doesn't ask again after a 400: it ends."""
+    return Refused(400, f"execution {execution} is cancelled: its group is complete without it")

@@ -18,7 +18,6 @@ from services.proxy.encoder import Encoder, PromptEncoder
 from services.proxy.endpoints import Endpoints
 from services.proxy.engine import Engines
 from services.proxy.executions import Shared
-from services.proxy.refusal import Refused
 from services.proxy.routes import Routes
 
 ABOUT = ("execution", "route", "cell")
@@ -83,9 +82,10 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
 def _follow(desk: Desk, event: Event, tasks: asyncio.TaskGroup) -> None:
     if desk.is_late(event):
         return
-    replaced = desk.apply(event)
-    if replaced is not None:
-        tasks.create_task(replaced.stop(Refused(401, "a newer attempt of the execution was placed")))
+    stopped = desk.apply(event)
+    if stopped is not None:
+        execution, why = stopped
+        tasks.create_task(execution.stop(why))
     if event.kind == "execution.finished":
         tasks.create_task(desk.seal(event))
 

@@ -41,3 +41,33 @@ def test_what_is_settled_is_forgotten() -> None:
         book.apply(event(seq, "execution.settled", name, settled, owner="trajectories"))
         assert kept(book) == nothing
     assert book.due() == book.open() == book.unplaced() == []
+
+
+def test_what_is_cancelled_comes_out_once_and_is_forgotten_with_its_outcome() -> None:
+    """Queued, placed, and lost; a placement that comes late starts nothing."""
+    book = Book([])
+    nothing = kept(book)
+    book.apply(event(1, "service.joined", "proxy", e.ServiceJoined(url="u", pid=1), owner="proxy"))
+    queued, placed, lost = names = [execution_id(0, member) for member in range(3)]
+    seq = 1
+    for name in names:
+        seq += 1
+        book.apply(event(seq, "execution.dispatched", name, e.ExecutionDispatched(group=group_id(0), member=0, task="t")))
+    for name in (placed, lost):
+        seq += 1
+        book.apply(event(seq, "execution.placed", name, e.ExecutionPlaced(cell="cell-0", epoch=0, attempt=0)))
+    book.apply(event(seq + 1, "execution.lost", lost, e.ExecutionLost(attempt=0, reason="test"), owner="harness"))
+    cancelled = e.ExecutionCancelled(reason="surplus", checks=[])
+    for name in names:
+        seq += 2
+        book.apply(event(seq, "execution.cancelled", name, cancelled, owner="trajectories"))
+    assert [(each.execution, each.attempt) for each in book.superfluous()] == [(queued, 0), (placed, 0), (lost, 1)]
+    assert book.superfluous() == [] == book.due()
+    for name, attempt in ((queued, 0), (lost, 1)):
+        late = e.ExecutionPlaced(cell="cell-0", epoch=0, attempt=attempt)
+        book.apply(event(seq + 1, "execution.placed", name, late))
+    assert book.due() == book.superfluous() == []
+    settled = e.ExecutionSettled(attempt=0, outcome="excluded", reward=0.0, reason="surplus")
+    for name in names:
+        book.apply(event(seq + 2, "execution.settled", name, settled, owner="trajectories"))
+    assert kept(book) == nothing

@@ -74,6 +74,9 @@ class Mesh:
         self._lost: dict[str, int] = {}
         """Executions whose attempt was lost, and the attempts that come next."""
         self._over = False
+        self._cancelled: dict[str, Event] = {}
+        """Surplus executions, and what cancelled them."""
+        self._ended: set[str] = set()
         self._epochs: dict[str, int] = {}
         self._due: dict[str, int] = {}
         """Timers to their time."""
@@ -223,6 +226,8 @@ class Mesh:
         self._owe("scheduler", "timer.fired", event.entity, e.TimerFired(purpose=data.purpose), event)
 
     def _on_execution_placed(self, event: Event, data: e.ExecutionPlaced) -> None:
+        if event.entity in self._cancelled:
+            return
         if self._over:
             self._cancel(event.entity, data.attempt)
             return
@@ -248,9 +253,19 @@ class Mesh:
     def _on_execution_lost(self, event: Event, data: e.ExecutionLost) -> None:
         self._open.pop(event.entity, None)
         self._lost[event.entity] = data.attempt + 1
+        if event.entity in self._cancelled:
+            self._cancel(event.entity, data.attempt + 1)
+
+    def _on_execution_cancelled(self, event: Event, data: e.ExecutionCancelled) -> None:
+        """It ends soon, wherever it stands; meanwhile it may still end by itself."""
+        self._cancelled[event.entity] = event
+        if event.entity not in self._ended:
+            self._cancel(event.entity, self._open.get(event.entity, self._lost.get(event.entity, 0)))
 
     def _on_execution_finished(self, event: Event, data: e.ExecutionFinished) -> None:
         self._open.pop(event.entity, None)
+        self._lost.pop(event.entity, None)
+        self._ended.add(event.entity)
         entries = [encode_record(each) for each in self._attempts.get((event.entity, data.attempt), [])]
         last = max(
             (s.seq for s in self.records if s.subject.startswith(self._under(event.entity, data.attempt))), default=0
@@ -390,11 +405,12 @@ class Mesh:
             self._cancel(name, attempt)
 
     def _cancel(self, name: str, attempt: int) -> None:
+        reason: FinishReason = "surplus" if name in self._cancelled else "cancelled"
         finished = e.ExecutionFinished(
-            attempt=attempt, reason="cancelled", exit_code=None, seconds=1.0, workspace="", workspace_digest=""
+            attempt=attempt, reason=reason, exit_code=None, seconds=1.0, workspace="", workspace_digest=""
         )
         self._open[name] = attempt
-        self._owe("harness", "execution.finished", name, finished)
+        self._owe("harness", "execution.finished", name, finished, self._cancelled.get(name))
 
     # --- micro-steps and calls
 

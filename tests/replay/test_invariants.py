@@ -30,7 +30,11 @@ SHAPES: list[dict[str, Any]] = [
     {"scheduler__mu": 1, "scheduler__B": 3, "scheduler__phi": 1.0, "cells__capacity": 9},
     {"scheduler__mu": 3, "cells__capacity": 12, "lose": 0.1, "steps": 6},
     {"scheduler__phi": 0.0, "cells__capacity": 14, "reasons": (*ENDS[3:], "overall_timeout")},
+    {"scheduler__oversample": 2, "lose": 0.1, "fail": 0.1},
+    {"scheduler__oversample": 1, "reasons": ENDS, "cells__capacity": 9, "restart": 0.1},
 ]
+OVERSAMPLED = 9
+"""Shape in which more than N are dispatched."""
 
 
 @cache
@@ -43,6 +47,11 @@ def run(shape: int, seed: int) -> tuple[tuple[Event, ...], Evidence]:
 
 def good() -> Log:
     return list(run(0, 0)[0])
+
+
+def oversampled(where: Any, number: int = 0, **values: Any) -> Any:
+    """A run in which more than N are dispatched, with one event changed."""
+    return lambda log: changed(list(run(OVERSAMPLED, 0)[0]), where, number, **values)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -71,8 +80,15 @@ def test_runs_hold_everything_that_is_to_be_looked_at() -> None:
     assert {"execution.lost", "group.discarded", "route.moved", "micro-step.released", "evaluation.failed"} <= kinds
     assert any(event.kind == "batch.stepped" and len(event.data.members) > 1 for event in logs)
     assert any(event.kind == "burst.ended" and event.data.core_stays for event in logs)
+    ready = [event.data for event in logs if event.kind == "group.ready" and event.data.surplus]
+    cancelled = [event.entity for event in logs if event.kind == "execution.cancelled"]
+    assert ready and len(cancelled) < sum(len(each.surplus) for each in ready), "some had finished, some had not"
     reasons = {event.data.reason for event in logs if event.kind == "group.dispatched"}
     assert reasons == {"initial", "boundary", "replacement", "refill"}
+
+
+def surplus_of(event: Event) -> bool:
+    return event.kind == "group.ready" and bool(event.data.surplus)
 
 
 def moved(target: str, phase: str) -> Any:
@@ -332,6 +348,17 @@ MUTATIONS: dict[str, list[Case]] = {
             "it was never closed",
         ),
         (lambda log: changed(log, of("group.claimed"), batch="b-000099"), None, "which is not open"),
+    ],
+    "oversampling": [
+        (
+            oversampled(surplus_of, rewards=lambda old: old[1:]),
+            None,
+            "3 rewards of 4 valid ones in the baseline, expected 4",
+        ),
+        (oversampled(of("execution.cancelled"), _causation=1), None, "was cancelled by another event"),
+        (oversampled(surplus_of, -1, surplus=[]), None, "is cancelled, 4 of N = 4 are valid"),
+        (oversampled(of("execution.settled", reason="surplus"), reason="completed"), None, "and was not given up"),
+        (oversampled(of("execution.settled", reason="surplus"), -1, reason="completed"), None, "settled for 'completed'"),
     ],
     "advantages": [
         (

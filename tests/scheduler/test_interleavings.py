@@ -1,4 +1,4 @@
-"""Arbitrary interleavings, chosen one by one: finishes, losses, repetitions, drains, restored versions, measurements, in every
+"""Arbitrary interleavings, chosen one by one: finishes, losses, surplus, repetitions, drains, restored versions, measurements, in every
 strategy. What holds after each is in `Watch`; in the end the same log gives the same bytes."""
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from tests.scheduler.test_scheduler import Watch, check_index
 from tests.scheduler.world import RUN, World, small_config
 
 
-def config_of(strategy: str, streaming: bool, pool: int, capacity: int, every: int) -> Config:
+def config_of(strategy: str, streaming: bool, pool: int, capacity: int, every: int, oversample: int) -> Config:
+    trainable = 3 - (strategy == "async" and not pool)
+    serving = (3 - trainable * (strategy == "async")) * capacity + 5 * pool
     return small_config(
         steps=4,
-        cells__trainable=3 - (strategy == "async" and not pool),
+        cells__trainable=trainable,
+        scheduler__oversample=oversample if oversample + 4 <= serving else 0,
         cells__capacity=capacity,
         cells__pool=pool,
         cells__pool_capacity=5,
@@ -38,10 +41,14 @@ class Interleaved(RuleBasedStateMachine):
         pool=st.integers(0, 1),
         capacity=st.sampled_from([4, 8, 20]),
         every=st.sampled_from([0, 2]),
+        oversample=st.sampled_from([0, 1, 3]),
         seed=st.integers(0, 1000),
     )
-    def begin(self, strategy: str, streaming: bool, pool: int, capacity: int, every: int, seed: int) -> None:
-        self.world = World(config_of(strategy, streaming, pool, capacity, every), seed=seed, fail_groups=0.1, late=0.5)
+    def begin(
+        self, strategy: str, streaming: bool, pool: int, capacity: int, every: int, oversample: int, seed: int
+    ) -> None:
+        config = config_of(strategy, streaming, pool, capacity, every, oversample)
+        self.world = World(config, seed=seed, fail_groups=0.1, late=0.5)
         Watch(self.world)
         self.world.start()
 

@@ -60,6 +60,8 @@ class Watch:
         self.level: dict[str, int] = {}
         self.before = (0, 0, 0, 0)
         """d, p, f and a before the event."""
+        self.open: set[str] = set()
+        """Executions that were not finished before the event."""
         evolve = world.driver.decider.evolve
 
         def watched(state: State, event: Event) -> None:
@@ -75,6 +77,10 @@ class Watch:
         assert not self.held_out.intersection(state.queue)
         assert not any(each.group for name, each in state.executions.items() if name in self.held_out)
         counters = (state.d, state.p, state.f, state.a)
+        if event.kind == "execution.cancelled":
+            assert event.entity not in state.executions, "nothing is held for it, whatever it was"
+            assert state.f - self.before[2] == (event.entity in self.open), "f rises at once"
+        self.open = set(state.executions) - self.held_out
         if event.kind == "execution.lost" or (event.kind == "execution.placed" and event.data.attempt > 0):
             assert counters == self.before, "a lost execution keeps its place in the ledger"
         if event.entity in self.held_out or event.kind.startswith("measurement."):
@@ -136,6 +142,7 @@ class Watch:
     strategy=st.sampled_from(["elastic", "colocate", "async"]),
     streaming=st.booleans(),
     pool=st.sampled_from([0, 0, 1, 2]),
+    oversample=st.sampled_from([0, 0, 1, 3]),
 )
 @example(  # the last engine left while a group could still be discarded
     seed=0,
@@ -155,6 +162,7 @@ class Watch:
     strategy="elastic",
     streaming=True,
     pool=0,
+    oversample=0,
 )
 @example(  # more held-out executions than fit while any cell trains
     seed=1,
@@ -174,6 +182,7 @@ class Watch:
     strategy="elastic",
     streaming=True,
     pool=0,
+    oversample=0,
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,
@@ -193,13 +202,17 @@ def test_every_run_ends_and_keeps_the_invariants(
     strategy: str,
     streaming: bool,
     pool: int,
+    oversample: int,
 ) -> None:
+    trainable = min(trainable, cells - (strategy == "async" and not pool))
+    serving = (cells - trainable * (strategy == "async")) * capacity + 5 * pool
     config = small_config(
+        scheduler__oversample=min(oversample, serving - 4),
         cells__pool=pool,
         cells__pool_capacity=5,
         cells__capacity=capacity,
         cells__count=cells,
-        cells__trainable=min(trainable, cells - (strategy == "async" and not pool)),
+        cells__trainable=trainable,
         scheduler__strategy=strategy,
         scheduler__streaming=streaming,
         scheduler__mu=mu,
@@ -228,6 +241,8 @@ def test_every_run_ends_and_keeps_the_invariants(
     assert max(Counter(d.entity for d in consumed).values()) == 1
     placed = [(d.entity, d.data.attempt) for d in world.decisions if d.kind == "execution.placed"]
     assert len(placed) == len(set(placed)), "each attempt is placed once"
+    sizes = {len(d.data.executions) for d in world.decisions if d.kind == "group.dispatched"}
+    assert sizes == {config.scheduler.group_size}
     per_batch = Counter(d.data.batch for d in consumed)
     assert set(per_batch.values()) == {config.scheduler.B}
     assert {batch for batch, _ in world.joined} - set(world.undone) == {d.data.batch for d in consumed}

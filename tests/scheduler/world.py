@@ -12,10 +12,10 @@ from schemas import events as e
 from schemas import ids
 from schemas.config import Config, from_tree
 from schemas.envelope import Decision, Event
-from schemas.units import GapStats, Reward, TaskRef
+from schemas.units import Reward, TaskRef, check
 from services.mesh.decider import Driver
-from services.scheduler.core.state import members
 from services.scheduler.decider import Scheduler
+from tests.scheduler.training import TrainingSide
 
 RUN = "r-test"
 ONCE = ("micro-step.released", "service.joined")
@@ -39,7 +39,7 @@ def small_config(**overrides: Any) -> Config:
     return from_tree(tree, where="test")
 
 
-class World:
+class World(TrainingSide):
     """Feeds one scheduler. `pending` are facts that may be said next; `log` is everything said, in order."""
 
     def __init__(
@@ -54,6 +54,7 @@ class World:
         lose_cells: float = 0.0,
         restore: float = 0.0,
     ) -> None:
+        super().__init__()
         self.config = config
         self.lose, self.late = lose, late
         """How often an attempt is lost instead of going on, and how often what it would have said is still said later."""
@@ -67,13 +68,6 @@ class World:
         """Instance of a cell's service to the sequence at which it joined."""
         self.cells_lost: list[tuple[str, str]] = []
         """Cell, and where it stood."""
-        self.held: dict[str, str] = {}
-        """Micro-step of the open batch to the cell that holds its gradient, as it is and not as somebody says."""
-        self.exposed = 0
-        self.packed: dict[str, list[str]] = {}
-        """Batch to the groups that were claimed for it."""
-        self.undone: list[str] = []
-        """Batches that a restored checkpoint took back."""
         self.attempts: dict[str, int] = {}
         """Execution to its newest attempt."""
         self.lost = 0
@@ -90,15 +84,9 @@ class World:
         self.per_input: dict[int, list[Decision]] = {}
         self.members: dict[str, list[str]] = {}
         self.unfinished: dict[str, set[str]] = {}
+        self.failing: set[str] = set()
+        """Groups that will be discarded."""
         self.ready: list[str] = []
-        self.batch: tuple[str, e.BatchOpened] | None = None
-        self.claimed: list[str] = []
-        self.claims: dict[str, str] = {}
-        """Micro-step of the open batch to the cell that claimed it last."""
-        self.final: set[str] = set()
-        self.opened: dict[str, e.BatchOpened] = {}
-        self.joined: list[tuple[str, list[str]]] = []
-        """Batch and the members that its join window closed with."""
         self.finished = False
 
     @property
@@ -263,80 +251,6 @@ class World:
         self.say(owner, "cell.lost", name, e.CellLost(service=service, process=process, reason="test"))
         self.pending.append((service, "service.joined", f"{service}-{name}", e.ServiceJoined(url="", pid=0)))
 
-    def _restore(self, version: int) -> None:
-        """The core starts again: what it held is gone, and with an older version the batches that made later ones."""
-        gone = ("batch.stepped",) if version == self.state.version else ("batch.stepped", "weights.exposed")
-        self.pending = [each for each in self.pending if each[1] not in gone]
-        self.say("trainer", "service.joined", "trainer-cell-0", e.ServiceJoined(url="", pid=0))
-        restored = e.CheckpointRestored(version=version, log_sequence=0)
-        if version == self.state.version:
-            self.say("trainer", "checkpoint.restored", f"v{version}", restored)
-            for name in [name for name, by in self.claims.items() if by == "cell-0"]:
-                self._release(name)
-            self._step_again()
-            return
-        undone = [name for name, opened in self.opened.items() if opened.version >= version and name not in self.undone]
-        self.undone += undone
-        for name in undone:
-            self.ready += self.packed.pop(name, [])
-        self.batch, self.claimed, self.claims, self.held = None, [], {}, {}
-        self.say("trainer", "checkpoint.restored", f"v{version}", restored)
-
-    @property
-    def _open(self) -> bool:
-        """Whether the batch waits for its step."""
-        return self.batch is not None and self.state.batch is not None and self.batch[0] == self.state.batch.id
-
-    def _trained(self, micro_step: str, data: e.MicroStepDone) -> None:
-        """The cell has its gradient, unless it was put out or somebody else has it by now."""
-        cell = self.state.cells[data.cell]
-        if self.claims.get(micro_step) == data.cell and cell.place == "training" and not cell.lost:
-            self.held[micro_step] = data.cell
-
-    def _step_again(self) -> None:
-        """Whoever started again after the join window closed has trained its part anew: the core makes its update."""
-        batch = self.state.batch
-        said = any(each[1] == "batch.stepped" for each in self.pending)
-        if (
-            batch is not None
-            and batch.join_closed
-            and not batch.stepped
-            and not said
-            and set(self.held) == set(self.claims)
-        ):
-            self.pending.append(("trainer", "batch.stepped", batch.id, self.summed))
-
-    def _release(self, micro_step: str) -> None:
-        if not self._open:
-            return
-        assert self.batch is not None
-        self.held.pop(micro_step, None)
-        self.claims.pop(micro_step, None)
-        self.pending = [each for each in self.pending if (each[1], each[2]) != ("micro-step.done", micro_step)]
-        released = e.MicroStepReleased(batch=self.batch[0], reason="test")
-        self.say("trainer", "micro-step.released", micro_step, released)
-        self._claim(micro_step)
-
-    def _claim(self, micro_step: str) -> None:
-        """Some cell of the prefix takes it, and will be done in time."""
-        assert self.batch is not None
-        name = self.batch[0]
-        cell = self.rng.choice([each for each in members(self.state) if not self.state.cells[each].lost])
-        self.claims[micro_step] = cell
-        self.say("trainer", "micro-step.claimed", micro_step, e.MicroStepClaimed(batch=name, cell=cell, epoch=0))
-        done = e.MicroStepDone(
-            batch=name,
-            cell=cell,
-            loss=0.0,
-            tokens=1,
-            targets=1,
-            executions=1,
-            masked=0,
-            gap=GapStats(),
-            seconds=0.1,
-        )
-        self.pending.append(("trainer", "micro-step.done", micro_step, done))
-
     def _answer(self, decision: Decision) -> None:
         data = decision.data
         if decision.kind == "group.dispatched":
@@ -371,34 +285,9 @@ class World:
             if self.rng.random() < 0.5:
                 self.pending = [each for each in self.pending if each[1] != "batch.stepped"]
         elif decision.kind == "batch.opened":
-            self.batch, self.claimed, self.claims, self.held = (decision.entity, data), [], {}, {}
-            self.opened[decision.entity] = data
-            if data.final:
-                self.final.add(decision.entity)
+            self._batch_opened(decision)
         elif decision.kind == "batch.join-closed":
-            self.pending = [each for each in self.pending if each[1] != "batch.stepped"]
-            assert set(self.held) == set(self.claims), "everything is held by somebody"
-            assert set(self.held.values()) <= set(data.members), "by a member"
-            opened = self.opened[decision.entity]
-            stepped = e.BatchStepped(
-                step=opened.step,
-                version=opened.version + 1,
-                members=data.members,
-                loss=0.0,
-                grad_norm=0.0,
-                lr=0.0,
-                micro_steps=1,
-                tokens=1,
-                targets=1,
-                executions=1,
-                masked=0,
-                reward=0.0,
-                gap=GapStats(),
-                seconds=0.1,
-            )
-            self.joined.append((decision.entity, data.members))
-            self.summed = stepped
-            self.pending.append(("trainer", "batch.stepped", decision.entity, stepped))
+            self._join_closed(decision)
         elif decision.kind == "run.finished":
             self.finished = True
 
@@ -416,18 +305,16 @@ class World:
             settled = e.ExecutionSettled(attempt=data.attempt, outcome=outcome, reward=reward)
             self.pending.append(("trajectories", "execution.settled", entity, settled))
         elif kind == "execution.finished":
-            group = next(name for name, members in self.members.items() if entity in members)
-            left = self.unfinished[group]
-            left.discard(entity)
-            if not left:
-                del self.unfinished[group], self.members[group]
-                if self.rng.random() < self.fail_groups:
-                    discarded = e.GroupDiscarded(reason="one reward", valid=1)
-                    self.pending.append(("trajectories", "group.discarded", group, discarded))
-                else:
-                    reward = Reward(execution=entity, attempt=0, outcome="valid", reward=1.0, advantage=0.0)
-                    ready = e.GroupReady(rewards=[reward], mean=1.0, std=0.0)
-                    self.pending.append(("trajectories", "group.ready", group, ready))
+            group = ids.group_of(entity)
+            if entity in self.unfinished.get(group, ()):
+                self.unfinished[group].discard(entity)
+                self._close(group)
+        elif kind == "execution.cancelled":
+            attempt = self.attempts.get(entity, 0)
+            finished = e.ExecutionFinished(
+                attempt=attempt, reason="surplus", exit_code=None, seconds=1.0, workspace="", workspace_digest=""
+            )
+            self.pending.append(("harness", "execution.finished", entity, finished))
         elif kind == "group.ready":
             self.ready.append(entity)
         elif kind == "batch.stepped" and entity in self.final:
@@ -457,25 +344,25 @@ class World:
                     published = e.WeightsPublished(version=data.version, bytes=1, seconds=0.1, transport="test")
                     self.pending.append(("rollout", "weights.published", name, published))
 
-    def _can_pack(self) -> bool:
-        if self.batch is None or not self.ready or len(self.claimed) == self.batch[1].groups:
-            return False
-        s = self.config.scheduler
-        whole = (s.mu - (self.batch[1].step - 1) % s.mu) * s.B
-        return s.streaming or bool(self.claimed) or len(self.ready) >= whole
-
-    def _pack(self) -> None:
-        """The packer claims what is ready, one group at a time, when it likes."""
-        if self.batch is not None and self._can_pack() and self.rng.random() < 0.3:
-            name, data = self.batch
-            self.ready.sort(key=lambda each: (self.state.groups[each].version, each))
-            group = self.ready.pop(0)
-            self.claimed.append(group)
-            self.packed.setdefault(name, []).append(group)
-            self.say("packer", "group.claimed", group, e.GroupClaimed(batch=name))
-            index = len(self.claimed)
-            micro_step = f"m-{name[2:]}.{index:03d}"
-            self._claim(micro_step)
-            if index == data.groups:
-                closed = e.BatchStreamClosed(micro_steps=index, groups=list(self.claimed))
-                self.pending.append(("packer", "batch.stream-closed", name, closed))
+    def _close(self, group: str) -> None:
+        """Of a good group every execution is valid, so it is complete with N of them; the others are cancelled, in any order
+        with everything else, and some of them still end by themselves."""
+        left, N = self.unfinished[group], self.config.scheduler.N
+        ended = self.config.scheduler.group_size - len(left)
+        if ended == N and self.rng.random() < self.fail_groups:
+            self.failing.add(group)
+        if left and (group in self.failing or ended < N):
+            return
+        for execution in sorted(left):
+            checks = [check("valid executions N", N, ">=", N)]
+            cancelled = e.ExecutionCancelled(reason="surplus", checks=checks)
+            self.pending.append(("trajectories", "execution.cancelled", execution, cancelled))
+        first = self.members.pop(group)[0]
+        del self.unfinished[group]
+        if group in self.failing:
+            discarded = e.GroupDiscarded(reason="one reward", valid=1)
+            self.pending.append(("trajectories", "group.discarded", group, discarded))
+        else:
+            reward = Reward(execution=first, attempt=0, outcome="valid", reward=1.0, advantage=0.0)
+            ready = e.GroupReady(rewards=[reward], mean=1.0, std=0.0, surplus=sorted(left))
+            self.pending.append(("trajectories", "group.ready", group, ready))

@@ -59,6 +59,8 @@ def test_a_number_beyond_all_reason_is_refused_by_name(key: str) -> None:
         ("scheduler.phi=0.3", "whole number of groups"),
         ("steps=3", "multiple of scheduler.mu"),
         ("scheduler.N=1", "at least 2"),
+        ("scheduler.oversample=-1", "scheduler.oversample = -1 is not in 0.."),
+        ("scheduler.oversample=41", "49 executions a group, but only 48 can be served at a time"),
         ("rollout.kv_tokens=64", "kv_tokens"),
         ('eval.path=""', "eval.path names no tasks"),
         ('eval.path="tasks"', "eval.path = tasks.path"),

@@ -68,7 +68,7 @@ def dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
         index = state.next_group
         group = ids.group_id(index)
         task = task_of(state, index)
-        executions = [ids.execution_id(index, member) for member in range(state.rules.scheduler.N)]
+        executions = [ids.execution_id(index, member) for member in range(state.rules.scheduler.group_size)]
         yield Decision(
             kind="group.dispatched",
             entity=group,

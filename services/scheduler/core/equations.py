@@ -7,6 +7,7 @@
 | a | executions placed and not yet started |
 | e | held-out executions placed and not finished; they are in none of the above |
 | K, k | cells, cells not serving (training or in transition) |
+| N | executions that a group is dispatched with, those that oversampling adds included |
 | C_e, C_s, C_R | executions that one cell, the separate pool, and all serving engines take |
 """
 

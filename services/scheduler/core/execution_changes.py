@@ -91,8 +91,19 @@ def execution_finished(state: State, event: Event) -> None:
     execution = state.executions.get(event.entity)
     if execution is None or execution.status == "finished" or data.attempt < execution.attempt + execution.lost:
         return
+    _end(state, event.entity, execution)
+
+
+def execution_cancelled(state: State, event: Event) -> None:
+    """Its end, wherever it stands: what the harness still says of it finds nothing here."""
+    execution = state.executions.get(event.entity)
+    if execution is not None and execution.status != "finished":
+        _end(state, event.entity, execution)
+
+
+def _end(state: State, name: str, execution: Execution) -> None:
     # 1. queued: it never had a slot. 2. placed: it ends before it started, p and f advance together. 3. running.
-    counts, name = not execution.measurement, event.entity
+    counts = not execution.measurement
     if execution.status == "queued":
         _dequeue(state, name)
         state.p += counts
@@ -139,5 +150,6 @@ CHANGES: dict[str, Callable[[State, Event], None]] = {
     "execution.started": execution_started,
     "execution.lost": execution_lost,
     "execution.finished": execution_finished,
+    "execution.cancelled": execution_cancelled,
     "route.moved": route_moved,
 }

@@ -98,13 +98,13 @@ def _fixed_split(state: State, names: list[str]) -> list[Check]:
 def _retention(state: State) -> tuple[list[str], list[Check]]:
     """Equation (3) and the supply check keep the core."""
     s, cells = state.rules.scheduler, state.rules.cells
-    w = eq.waterlevel(d=state.d, f=state.f) + state.owed * s.N
+    w = eq.waterlevel(d=state.d, f=state.f) + state.owed * s.group_size
     absent = [state.cells[name] for name in state.index.withdrawn | state.index.troubled]
     C_s = cells.C_s - sum(cell.capacity for cell in absent if cell.pool)
     K = cell_count(state) - sum(not cell.pool for cell in absent)
     reason = [
         supply_check(state),
-        eq.core_retention(w=w, mu=s.mu, N=s.N, B=s.B, C_s=C_s, K=K, C_e=cells.capacity),
+        eq.core_retention(w=w, mu=s.mu, N=s.group_size, B=s.B, C_s=C_s, K=K, C_e=cells.capacity),
     ]
     return [cell_id(0)] if all(each.holds for each in reason) else [], reason
 

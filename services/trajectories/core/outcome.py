@@ -1,11 +1,15 @@
 """The outcome of executions and groups (paper, sections 'Partial scoring' and 'Trajectory sampling').
 
     finished ──> evaluation.requested ──> scored ──┐
-                     ^──── failed, in budget       ├──> settled ── all of the group ──> ready, materialized
-    sealed ──> tree-frozen ────────────────────────┘                              └──> discarded
+                     ^──── failed, in budget       ├──> settled ── N valid, or all of the group ──> ready, materialized
+    sealed ──> tree-frozen ────────────────────────┘                                           └──> discarded
+
+A group closes at its N-th valid execution, or when all are settled. Oversampling dispatches more than N: what is not
+settled at the N-th is surplus. It is cancelled where it has not finished, and settles as excluded, whatever it still
+brings. Of placeholders as many are in the baseline as valid ones are missing from N.
 
 How an execution settles, the first that holds
- 1. cancelled, surplus or overall time-out: excluded;
+ 1. its group is closed without it, or it ended cancelled or by the overall time-out: excluded;
  2. a total failure, or nothing preserved to evaluate: placeholder with reward 0, in the baseline, without targets;
  3. its records are not those that were sealed: excluded;
  4. a valid score of the state that was preserved: valid, however the harness ended, also without records;
@@ -23,24 +27,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from schemas import events as e
 from schemas.envelope import Decision, Event
 from schemas.ids import evaluation_id, group_of, order_of
 from schemas.units import Outcome as Verdict
-from schemas.units import Reward, Value
+from schemas.units import Reward, Value, check
 from services.trajectories.core.admission import admit
 from services.trajectories.core.advantages import advantage, baseline
 from services.trajectories.core.state import Group, Member, State, Tree
 
 EXCLUDING = ("cancelled", "surplus", "overall_timeout")
 """Reasons of `execution.finished` after which nothing is evaluated."""
+SURPLUS: Final = "surplus"
+"""Reason of the outcome of an execution that its group was closed without."""
 LEAST_BASELINE = 2
 """Rewards without which a group cannot compare its executions."""
 
 
 class Outcome:
-    """Decider of `evaluation.requested`, `execution.settled`, `group.ready`, `.materialized` and `.discarded`."""
+    """Decider of `evaluation.requested`, `execution.settled` and `.cancelled`, `group.ready`, `.materialized`, `.discarded`."""
 
     name = "trajectories"
     state_type = State
@@ -55,6 +62,7 @@ class Outcome:
         match event.data:
             case e.RunStarted() as data:
                 state.seed = data.seed
+                state.N = data.config.scheduler.N
                 state.limit = data.config.trajectories.J_max
                 state.advantage = data.config.trajectories.advantage
                 state.budget_us = round(data.config.harness.overall_timeout_s * 1e6)
@@ -78,6 +86,12 @@ class Outcome:
                     )
             case e.GroupMaterialized() | e.GroupDiscarded():
                 state.groups.pop(event.entity, None)
+            case e.ExecutionCancelled():
+                state.cancelled[event.entity] = state.groups[group_of(event.entity)].members[event.entity].lost
+            case e.ExecutionLost() as data if event.entity in state.cancelled:
+                state.cancelled[event.entity] = max(state.cancelled[event.entity], data.attempt)
+            case e.ExecutionSettled() if event.entity in state.cancelled:
+                del state.cancelled[event.entity]
             case _:
                 member = _unsettled(state, event)
                 if member is not None:
@@ -86,6 +100,10 @@ class Outcome:
                         state.held_out.pop(event.entity, None)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
+        if event.entity in state.cancelled:
+            if isinstance(event.data, e.ExecutionFinished) and event.data.attempt > state.cancelled[event.entity]:
+                yield _surplus(event.entity, event.data.attempt)
+            return
         member = _unsettled(state, event)
         if member is None:
             return
@@ -99,7 +117,9 @@ class Outcome:
         yield Decision(kind="execution.settled", entity=execution, data=settled)
         if held_out:
             return
-        if all(other.settled is not None for other in group.members.values()):
+        valid = sum(_is_valid(other) for other in group.members.values())
+        if valid == state.N or all(other.settled is not None for other in group.members.values()):
+            yield from _give_up_surplus(group, valid=valid, N=state.N)
             yield from _close(state, group_of(execution), group)
 
 
@@ -212,10 +232,40 @@ def _request(member: Member, execution: str, group: Group, held_out: bool) -> It
     )
 
 
+def _is_valid(member: Member) -> bool:
+    return member.settled is not None and member.settled.outcome == "valid"
+
+
+def _surplus(execution: str, attempt: int) -> Decision:
+    settled = e.ExecutionSettled(attempt=attempt, outcome="excluded", reward=0.0, reason=SURPLUS)
+    return Decision(kind="execution.settled", entity=execution, data=settled)
+
+
+def _give_up_surplus(group: Group, *, valid: int, N: int) -> Iterator[Decision]:
+    """Whatever is not settled when its group closes: an end that waits for its score has come, any other comes now. What was
+    never started goes first, or it would be placed on the slots that the others leave."""
+    for execution in sorted(group.executions, key=lambda name: group.members[name].started_us is not None):
+        member = group.members[execution]
+        if member.settled is None and member.finished is not None:
+            yield _surplus(execution, member.finished.attempt)
+        elif member.settled is None:
+            checks = [check("valid executions N", valid, ">=", N)]
+            yield _decision("execution.cancelled", execution, e.ExecutionCancelled(reason=SURPLUS, checks=checks))
+
+
 def _close(state: State, name: str, group: Group) -> Iterator[Decision]:
     """Ready and materialized, or discarded when fewer than two rewards can be compared."""
-    outcomes = [(execution, group.members[execution]) for execution in group.executions]
-    settled = [(execution, member.settled, member.tree) for execution, member in outcomes if member.settled is not None]
+    missing = state.N - sum(_is_valid(member) for member in group.members.values())
+    settled, surplus = [], []
+    for execution in group.executions:
+        member = group.members[execution]
+        outcome = member.settled
+        if outcome is not None and outcome.outcome == "placeholder":
+            missing -= 1
+        if outcome is None or outcome.reason == SURPLUS or (outcome.outcome == "placeholder" and missing < 0):
+            surplus.append(execution)
+        else:
+            settled.append((execution, outcome, member.tree))
     counted = [outcome.reward for _, outcome, _ in settled if outcome.outcome != "excluded"]
     if len(counted) < LEAST_BASELINE:
         data = e.GroupDiscarded(reason="fewer than two rewards in the baseline", valid=len(counted))
@@ -232,7 +282,7 @@ def _close(state: State, name: str, group: Group) -> Iterator[Decision]:
         )
         for execution, outcome, _ in settled
     ]
-    yield _decision("group.ready", name, e.GroupReady(rewards=rewards, mean=against.mean, std=against.std))
+    yield _decision("group.ready", name, e.GroupReady(rewards=rewards, mean=against.mean, std=against.std, surplus=surplus))
     rows = [row for _, _, tree in settled if tree is not None for row in tree.rows]
     yield _decision("group.materialized", name, e.GroupMaterialized(rows=rows))
 

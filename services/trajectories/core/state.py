@@ -49,6 +49,8 @@ class Group(msgspec.Struct, kw_only=True):
 
 class State(msgspec.Struct, kw_only=True):
     seed: int = 0
+    N: int = 0
+    """Executions of a group that count."""
     limit: int = 5
     """J_max."""
     advantage: Kind = "mean_std"
@@ -57,6 +59,8 @@ class State(msgspec.Struct, kw_only=True):
     newest: str = ""
     """Group dispatched last: one that isn't newer and isn't open was closed before."""
     groups: dict[str, Group] = {}
+    cancelled: dict[str, int] = {}
+    """Surplus executions of closed groups that have not finished, and the newest attempt of each that was lost."""
     newest_held_out: str = ""
     """Held-out execution dispatched last."""
     held_out: dict[str, Group] = {}

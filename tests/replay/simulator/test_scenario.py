@@ -86,5 +86,5 @@ def test_executions_share_the_rate_of_their_load() -> None:
     assert progress.end(9_000_000)[0] == "e-000000.00"
     # 6 s of work are done, 4 s are left at rate 4/3.
     assert progress.next_us() == 12_000_000
-    assert progress.drop("e-000000.01") is not None
+    progress.drop(9_000_000, "e-000000.01")
     assert progress.next_us() is None

@@ -23,6 +23,7 @@ WAYS = {
     "elastic": ["run.cells.pool=1", "run.cells.pool_capacity=18", "world.pool_nodes=4"],
     "colocate": ["run.scheduler.strategy=colocate", "run.scheduler.streaming=false", "run.cells.trainable=3"],
     "async": ["run.scheduler.strategy=async", "run.cells.trainable=2"],
+    "oversampled": ["run.scheduler.oversample=2", "world.load_effect=0.4"],
 }
 
 
@@ -94,6 +95,20 @@ def test_work_is_conserved_and_no_run_beats_its_bound() -> None:
     excluded = outcome.excluded / (scenario.run.scheduler.N * scenario.run.scheduler.B * outcome.steps)
     whole = scenario.world.work_node_h * outcome.steps
     assert whole * (1 - excluded) - 1e-3 <= outcome.trained_node_h <= whole + 1e-3
+
+
+def test_surplus_is_given_up_and_counted_apart() -> None:
+    """Where slots abound the slowest two of six hold no group up, and the time that they took is no work that was needed."""
+    plain, more = (
+        simulate(small("run.cells.capacity=80", f"run.scheduler.oversample={surplus}"), seed=2) for surplus in (0, 2)
+    )
+    config = small().run
+    consumed = config.scheduler.B * config.steps
+    assert (plain.surplus, more.surplus) == (0, 2 * consumed)
+    assert more.excluded == more.discarded == 0
+    assert more.hours < plain.hours
+    assert more.executed_h < plain.executed_h and more.running_h > plain.running_h
+    assert more.staleness == plain.staleness
 
 
 def test_faster_rollout_and_less_work_take_less_time() -> None:
