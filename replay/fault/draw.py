@@ -16,6 +16,9 @@ FAULTS = (16, 26)
 """Least and most faults of a plan."""
 
 _LONGEST_S = 4 * 3600.0
+_HANGS_S = 2 * 3600.0
+"""Longer than a cell may be silent before it is lost."""
+_AFTER_SAVING = ("checkpoint.saved", "batch.stepped", "weights.exposed")
 _IN_HAND = (
     ("timer.set", "scheduler"),
     ("execution.lost", "scheduler"),
@@ -34,7 +37,7 @@ def draw(seed: int, setting: Setting) -> p.Plan:
     """The plan of a seed for the run that the seed draws."""
     rng = random.Random(f"{seed}:faults")
     moments = _moments(setting)
-    makers, weights = zip(*_makers(setting), strict=True)
+    makers, weights = zip(*_makers(setting, moments), strict=True)
     chosen = rng.choices(makers, weights, k=rng.randint(*FAULTS))
     return p.Plan(seed=seed, faults=[make(rng, _pin(rng, moments)) for make in chosen])
 
@@ -98,7 +101,7 @@ def _seconds(rng: random.Random, low: float, high: float) -> float:
     return float(f"{low * (high / low) ** rng.random():.3g}")
 
 
-def _makers(setting: Setting) -> list[tuple[Make, float]]:
+def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make, float]]:
     services = setting.instances()
     cells = [name.partition("-")[2] for name in services if name.startswith("rollout-")]
 
@@ -109,10 +112,34 @@ def _makers(setting: Setting) -> list[tuple[Make, float]]:
     def in_hand(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         """A crash of a service that has just begun something, before or after it is done."""
         kind, service = rng.choice(_IN_HAND)
-        count = next((count for known, count in _moments(setting) if known == kind), 1)
+        count = next((count for known, count in moments if known == kind), 1)
         at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=_seconds(rng, 0.001, 60.0))
         name = rng.choice([name for name in services if name.partition("-")[0] == service])
         return p.Crash(pin=at, service=name, steps=rng.randrange(10), down_s=_seconds(rng, 0.05, 10.0))
+
+    def stop(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Stop(pin=pin, service=rng.choice(services), steps=rng.randrange(40), down_s=_seconds(rng, 0.05, 600.0))
+
+    def hung(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Hung(
+            pin=pin,
+            service=rng.choice(services),
+            steps=rng.randrange(40),
+            seconds=_seconds(rng, 1.0, _HANGS_S),
+            killed=rng.random() < 0.5,
+        )
+
+    def damaged_checkpoint(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """Soon after one was saved, when it is the newest and may not be the published one yet."""
+        kind, count = rng.choice([each for each in moments if each[0] in _AFTER_SAVING])
+        at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=_seconds(rng, 0.001, 60.0))
+        return p.DamagedCheckpoint(
+            pin=at,
+            behind=rng.choice([0, 0, 0, 1]),
+            how=rng.choice(["garbled", "gone"]),
+            seconds=_seconds(rng, 1.0, 3600.0),
+            down_s=_seconds(rng, 0.05, 10.0),
+        )
 
     def host_lost(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.HostLost(pin=pin, host=rng.choice([*cells, "harness"]), down_s=_seconds(rng, 1.0, 3600.0))
@@ -182,7 +209,10 @@ def _makers(setting: Setting) -> list[tuple[Make, float]]:
     return [
         (crash, 6.0),
         (in_hand, 3.0),
+        (stop, 1.5),
+        (hung, 1.0),
         (host_lost, 0.7),
+        (damaged_checkpoint, 0.8),
         (doubt, 3.0),
         (delivery, 2.0),
         (disconnected, 1.0),

@@ -36,7 +36,7 @@ from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import Line, MemoryBus
 from services.mesh.memory_reader import by_timer
 from services.mesh.publisher import Publisher
-from services.mesh.service import Context
+from services.mesh.service import Context, serve_until
 
 QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
@@ -47,13 +47,22 @@ STUCK_BUDGETS = 1.25
 SHORT_S = 0.1
 LAGGING = 0.25
 """Share of runs with a service that lags."""
-_COMING_AND_GOING = ("service.joined", "cell.joined", "cell.lost", "checkpoint.restored", "weights.exposed")
+_COMING_AND_GOING = (
+    "service.joined",
+    "service.left",
+    "cell.joined",
+    "cell.lost",
+    "checkpoint.restored",
+    "weights.exposed",
+)
 """Kinds that a service says whenever it starts: one that starts again and again gets nowhere."""
 CONNECT_S = 10.0
 """How long a service that starts waits for the event bus."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Pauses before a service that failed starts again: doubled each time, forgotten after a longer life."""
 _QUICK_S = 20.0
+GRACE_S = 10.0
+"""How long a service that was told to stop may take; then it is killed."""
 
 
 class Mesh:
@@ -132,6 +141,10 @@ class Mesh:
             self.world.machine.wipe()
         self.world.disks["" if host == "harness" else host].wipe()
         return any(lost)
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Outside of all lives, so many virtual seconds from now."""
+        self.loop.call_later(seconds, act, context=self.broker.context)
 
     def stir(self) -> None:
         """Somebody is there again who was not: something may follow from that."""
@@ -215,17 +228,19 @@ class Member:
         self.health: WorldHealth | None = None
         self.lives = 0
         self.down_s: float | None = None
-        """How long it stays away after the kill that is being made."""
+        """How long it stays away after the kill or the stop that is being made."""
         self.on_connect: list[Callable[[MemoryBus], None]] = []
         """Called with the bus of each life before it begins."""
+        self._stop = asyncio.Event()
+        """SIGTERM of the life that runs."""
         self._strikes: list[tuple[int, Callable[[], None]]] = []
         self._before = 0
         """Steps of the lives before this one."""
 
     @property
     def there(self) -> bool:
-        """Whether it lives and is connected."""
-        return self.life is not None and not self.life.dead and self.bus is not None and self.bus.up
+        """Whether it lives, works and is connected."""
+        return self.life is not None and not self.life.halted and self.bus is not None and self.bus.up
 
     def __repr__(self) -> str:
         return f"<Member {self.name} [life {self.lives}: {self.life!r}]>"
@@ -261,6 +276,39 @@ class Member:
         self.life.kill()
         return True
 
+    def stop(self, *, down_s: float) -> bool:
+        """SIGTERM, and kill -9 where it doesn't end in time. False when it is down already."""
+        if self.life is None or self.life.dead:
+            return False
+        life, self.down_s = self.life, down_s
+        self._stop.set()
+        self._mesh.later(GRACE_S, lambda: self._stopped(life))
+        return True
+
+    def _stopped(self, life: Life) -> None:
+        """Its time is over."""
+        if life.dead:
+            return
+        if not life.held:
+            self._mesh.report("stubborn", f"told to stop, and lives on {GRACE_S:g} s later", entity=self.name)
+        life.kill()
+
+    def hang(self, seconds: float, *, killed: bool) -> bool:
+        """It does nothing for so long. False when it is down or hangs already."""
+        life = self.life
+        if life is None or not life.hold():
+            return False
+
+        def over() -> None:
+            if killed:
+                life.kill()
+            else:
+                self._mesh.stir()
+                life.go_on()
+
+        self._mesh.later(seconds, over)
+        return True
+
     def strike(self, steps: int, action: Callable[[], None]) -> None:
         """Call `action` before the step after so many steps of this member, in this life or the next."""
         done = self._before + (self.life.steps if self.life is not None else 0)
@@ -289,6 +337,7 @@ class Member:
         self.lives += 1
         self.bus = bus = MemoryBus(mesh.broker, s.RUN, name=self.name, line=self.line)
         self.health = health = WorldHealth(mesh.network, self.name)
+        self._stop = stop = asyncio.Event()
         life.at_end(bus.drop)
         for connected in self.on_connect:
             connected(bus)
@@ -307,15 +356,19 @@ class Member:
             health=cast(HealthFace, health),
             pid=1000 + self.lives,
         )
-        life.begin(self._main(context, life))
+        life.begin(self._main(context, life, stop))
         self._arm()
         return life
 
-    async def _main(self, context: Context, life: Life) -> None:
+    async def _main(self, context: Context, life: Life, stop: asyncio.Event) -> None:
         assert self.bus is not None
         await self.bus.connected(CONNECT_S)
         mesh = self._mesh
-        await wiring.serve(mesh.world, context, life, number=life.number, rows=mesh.rows)
+
+        async def serve(context: Context) -> None:
+            await wiring.serve(mesh.world, context, life, number=life.number, rows=mesh.rows)
+
+        await serve_until(serve, context, stop)
 
 
 def _place(error: BaseException) -> str:

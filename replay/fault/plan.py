@@ -56,11 +56,42 @@ class Crash(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="crash"):
     down_s: float = 1.0
 
 
+class Stop(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="stop"):
+    """SIGTERM of a service before one of its steps: it ends in order and says that it left; it starts again after `down_s`."""
+
+    service: str
+    steps: int = 0
+    """As of a crash."""
+    down_s: float = 1.0
+
+
+class Hung(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="hung"):
+    """A process lives, keeps its connections and does nothing, for `seconds`, as under SIGSTOP or in an endless call. Then
+    it goes on as if nothing had been, or somebody kills it and it starts again."""
+
+    service: str
+    steps: int = 0
+    """As of a crash."""
+    seconds: float = 600.0
+    killed: bool = False
+
+
 class HostLost(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="host-lost"):
     """Everything on a host dies, and what was on its disk is gone. `host` is a cell, or `harness`."""
 
     host: str
     down_s: float = 60.0
+
+
+class DamagedCheckpoint(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="damaged-checkpoint"):
+    """The core dies, and a checkpoint is garbled or gone when it starts again. Somebody puts a copy back after `seconds`,
+    where nothing newer lies there by then."""
+
+    behind: int = 0
+    """0: the newest; 1: the one before, and so on."""
+    how: Literal["garbled", "gone"] = "garbled"
+    seconds: float = 600.0
+    down_s: float = 1.0
 
 
 class Doubt(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="doubt"):
@@ -154,7 +185,10 @@ class AgentFault(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="agen
 
 AnyFault = (
     Crash
+    | Stop
+    | Hung
     | HostLost
+    | DamagedCheckpoint
     | Doubt
     | Delivery
     | Disconnected

@@ -14,6 +14,7 @@ from replay.fault import plan as p
 from replay.fault.mesh import Member, Mesh
 from replay.fault.setting import RUN
 from replay.virtual.network import USUAL, Fate
+from replay.worlds.world import CHECKPOINTS
 from schemas import streams
 from schemas.envelope import Event
 from schemas.errors import ConfigError
@@ -21,6 +22,7 @@ from services.mesh.bus import Stored
 from services.mesh.clock import MICROSECONDS
 from services.mesh.memory_bus import MemoryBus, PublishFate, always_answered
 from services.mesh.memory_reader import DeliveryFate, Line, always_once
+from services.trainer.batch_view import CORE
 
 F = TypeVar("F")
 
@@ -64,7 +66,7 @@ class Striker:
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Outside of all lives, so many virtual seconds from now."""
-        self._mesh.loop.call_later(seconds, act, context=self._mesh.broker.context)
+        self._mesh.later(seconds, act)
 
     def _see(self, event: Event) -> None:
         self._counts[event.kind] += 1
@@ -95,6 +97,37 @@ class Striker:
                 self.note(place)
 
         member.strike(fault.steps, kill)
+
+    @_strike.register
+    def _stop(self, fault: p.Stop, place: int) -> None:
+        member = self._member(fault.service)
+
+        def stop() -> None:
+            if member.stop(down_s=fault.down_s):
+                self.note(place)
+
+        member.strike(fault.steps, stop)
+
+    @_strike.register
+    def _hung(self, fault: p.Hung, place: int) -> None:
+        member = self._member(fault.service)
+
+        def hang() -> None:
+            if member.hang(fault.seconds, killed=fault.killed):
+                self.note(place)
+
+        member.strike(fault.steps, hang)
+
+    @_strike.register
+    def _damaged_checkpoint(self, fault: p.DamagedCheckpoint, place: int) -> None:
+        disk = self._mesh.world.disks[CHECKPOINTS]
+        saved = sorted(disk.folders)
+        if fault.behind >= len(saved) or not self._member(f"trainer-{CORE}").kill(down_s=fault.down_s):
+            return
+        folder = saved[-1 - fault.behind]
+        copy = disk.damage(folder, gone=fault.how == "gone")
+        self.note(place)
+        self.later(fault.seconds, lambda: disk.mend(folder, copy))
 
     @_strike.register
     def _host_lost(self, fault: p.HostLost, place: int) -> None:

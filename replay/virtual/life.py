@@ -5,7 +5,8 @@
 
 Everything that is spawned inside a life belongs to it: tasks, callbacks and timers carry it in their context. A step is
 one callback of the life: what lies between two of its awaits. `strike` is called before a chosen step, so a life can be
-killed at any await, and at the same one in every repetition.
+killed at any await, and at the same one in every repetition. A life can also be held, as by SIGSTOP: it has all that it had,
+and does nothing until it goes on.
 
 Invariant: a dead life has no effect. Its coroutines are kept as they stood and closed when the loop is closed, so that no
 `finally` and no `except` of theirs runs while the world goes on.
@@ -38,6 +39,10 @@ class Life:
     def __init__(self, loop: VirtualLoop, name: str, *, number: int = 0) -> None:
         self.loop, self.name, self.number = loop, name, number
         self.dead = False
+        self.held = False
+        """Alive, and does nothing."""
+        self.halted = False
+        """Dead or held."""
         self.steps = 0
         """Callbacks of this life that ran."""
         self.strike_at = NEVER
@@ -51,10 +56,13 @@ class Life:
         self._tasks: list[asyncio.Task[Any]] = []
         self._prune_at = _PRUNE
         self._buried: list[Handle] = []
+        self._missed: list[Handle] = []
+        """Callbacks that wait for it to go on."""
         loop.lives.append(self)
 
     def __repr__(self) -> str:
-        return f"<Life {self.name} #{self.number} [{'dead' if self.dead else 'alive'}, {self.steps} steps]>"
+        state = "dead" if self.dead else "held" if self.held else "alive"
+        return f"<Life {self.name} #{self.number} [{state}, {self.steps} steps]>"
 
     def begin(self, main: Coroutine[Any, Any, None]) -> None:
         """Run `main` as this life's program; when it ends, everything else of the life is gone too."""
@@ -78,6 +86,22 @@ class Life:
             raise RuntimeError(f"{self!r} cannot kill itself in the middle of a step")
         self._end(Killed(self.name))
 
+    def hold(self) -> bool:
+        """Nothing of it runs from now on, until `go_on`. False when it is dead or held."""
+        if self.halted:
+            return False
+        self.held = self.halted = True
+        return True
+
+    def go_on(self) -> None:
+        """What it missed comes at once, in order; a time-out that is over is over."""
+        if not self.held:
+            return
+        self.held, self.halted = False, self.dead
+        missed, self._missed = self._missed, []
+        for handle in missed:
+            self.loop.again(handle)
+
     def own(self, task: asyncio.Task[Any]) -> None:
         """A task was made inside."""
         self._tasks.append(task)
@@ -86,12 +110,12 @@ class Life:
             self._prune_at = 2 * len(self._tasks) + _PRUNE
 
     def bury(self, handle: Handle) -> None:
-        """A callback that will never run: kept, since dropping it could close a coroutine."""
-        self._buried.append(handle)
+        """A callback of a life that is dead or held. It is kept: dropping it could close a coroutine."""
+        (self._buried if self.dead else self._missed).append(handle)
 
     def forget(self) -> None:
         """The world is over: close the coroutines, whatever they make of it."""
-        self.dead = True
+        self.dead = self.halted = True
         hook, sys.unraisablehook = sys.unraisablehook, _silent
         try:
             for task in self._tasks:
@@ -101,6 +125,7 @@ class Life:
                         self.context.copy().run(task.get_coro().close)
             self._tasks.clear()
             self._buried.clear()
+            self._missed.clear()
             self._endings.clear()
         finally:
             sys.unraisablehook = hook
@@ -110,7 +135,7 @@ class Life:
             self._end(asyncio.CancelledError() if task.cancelled() else task.exception())
 
     def _end(self, error: BaseException | None) -> None:
-        self.dead = True
+        self.dead = self.halted = True
         for ending in self._endings:
             ending()
         self._endings.clear()

@@ -6,7 +6,8 @@ Sockets, subprocesses and signals are absent; functions given to an executor run
 Invariants
 - the order of callbacks depends on the program alone: first come, first served; timers by time, then by arming. Tasks
   have hashes of their own, so sets of them have an order that repeats;
-- a callback belongs to the `Life` of its context. What belongs to a dead life never runs, and holds no time up;
+- a callback belongs to the `Life` of its context. What belongs to a dead life never runs, and holds no time up; what
+  belongs to one that is held waits until it goes on;
 - an exception that nobody handles ends the run. Nothing is swallowed;
 - a program that spins without letting time pass is stopped, and the error names who spins.
 """
@@ -170,13 +171,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 continue
             life = handle._life
             if life is not None:
-                if life.dead:
+                if life.halted:
                     life.bury(handle)
                     continue
                 life.steps += 1
                 if life.steps >= life.strike_at:
                     life.strike()
-                    if life.dead:
+                    if life.halted:
                         life.bury(handle)
                         continue
             still += 1
@@ -201,7 +202,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             life = handle._life
             if handle._cancelled:
                 continue
-            if life is not None and life.dead:
+            if life is not None and life.halted:
                 life.bury(handle)
                 continue
             if when > self._now:
@@ -268,6 +269,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         else:
             self._make_ready(handle)
         return handle
+
+    def again(self, handle: Handle) -> None:
+        """A callback that was kept from running: at its time, or now when that is over."""
+        if handle._when > self._now:
+            heapq.heappush(self._timers, (handle._when, next(self._order), handle))
+        else:
+            self._ready.append(handle)
 
     def resolve_later(self, delay: float, future: asyncio.Future[Any], result: object) -> None:
         """The future is done now, and whoever waits for it goes on `delay` seconds later."""

@@ -86,8 +86,9 @@ class Network:
         return url
 
     def listens(self, url: str) -> bool:
-        """Whether a life listens at the address now."""
-        return url in self._listeners
+        """Whether a life listens at the address now, and isn't held."""
+        listener = self._listeners.get(url)
+        return listener is not None and not listener.life.held
 
     async def ask(self, url: str, path: str, *args: Any) -> Any:
         """What the handler at `path` returns for `args`; its exceptions are raised here. Raises Unreachable or Cut."""

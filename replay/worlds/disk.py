@@ -40,13 +40,17 @@ class Disk:
     def remove(self, folder: str | Path) -> None:
         self.folders.pop(str(folder), None)
 
-    def damage(self, folder: str | Path) -> bool:
-        """Fault: what lies there can't be read any more. Whether something lay there."""
-        known = self.folders.get(str(folder))
-        if not known:
-            return False
-        self.folders[str(folder)] = dict.fromkeys(known, DAMAGED)
-        return True
+    def damage(self, folder: str | Path, *, gone: bool = False) -> dict[str, Any]:
+        """Fault: what lies there can't be read any more, or is gone. Returns a copy of what lay there."""
+        known = self.folders.pop(str(folder), {})
+        if known and not gone:
+            self.folders[str(folder)] = dict.fromkeys(known, DAMAGED)
+        return known
+
+    def mend(self, folder: str | Path, copy: dict[str, Any]) -> None:
+        """A copy is put back, unless something whole was written there meanwhile."""
+        if all(value is DAMAGED for value in self.folders.get(str(folder), {}).values()):
+            self.folders[str(folder)] = copy
 
     def wipe(self) -> None:
         """Fault: the host is gone."""

@@ -68,7 +68,7 @@ class WorldHealth:
         return self.url
 
     async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
-        # Asked all the time, and a life answers whenever it lives: so no request is made of it, and no time passes.
+        # Asked all the time, and a life answers unless it hangs: so no request is made of it, and no time passes.
         return url.startswith(f"http://{instance}.") and self._network.listens(url)
 
     async def stop(self) -> None:

@@ -32,6 +32,8 @@ from services.mesh.publisher import Publisher, fenced, newest_process
 
 ALONE_S = 2.0
 """How long another instance may take to answer."""
+LEAVE_S = 5.0
+"""How long a service that ends tries to say so."""
 Serve = Callable[["Context"], Awaitable[None]]
 
 
@@ -147,37 +149,41 @@ async def run_service(serve: Serve, context: Context) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    work = asyncio.ensure_future(serve(context))
-    stopping = asyncio.create_task(stop.wait())
-    code = 0
     try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        await serve_until(serve, context, stop)
     except GyreError as error:
         context.log.error("failed", what=str(error))
-        code = error.exit_code
+        return error.exit_code
     except Exception:
         context.log.exception("crashed")
-        code = 1
+        return 1
+    finally:
+        await context.health.stop()
+        await context.bus.close()
+    return 0
+
+
+async def serve_until(serve: Serve, context: Context, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, or the service ends by itself, and say that it left. Raises what the service raises, on
+    its way out too."""
+    work = asyncio.ensure_future(serve(context))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
         work.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
+        with contextlib.suppress(asyncio.CancelledError):
             await work
-        if code == 0:
-            with contextlib.suppress(BusError, TimeoutError):
-                async with asyncio.timeout(5):
-                    await context.say(
-                        "service.left",
-                        context.instance,
-                        ServiceLeft(reason="stopped"),
-                        # In a container every life has the same pid.
-                        id=f"{context.run}.{context.instance}.left.{context.pid}.{context.clock.now_us()}",
-                    )
-        await context.health.stop()
-        await context.bus.close()
-    return code
+    with contextlib.suppress(BusError, TimeoutError):
+        async with asyncio.timeout(LEAVE_S):
+            await context.say(
+                "service.left",
+                context.instance,
+                ServiceLeft(reason="stopped"),
+                # In a container every life has the same pid.
+                id=f"{context.run}.{context.instance}.left.{context.pid}.{context.clock.now_us()}",
+            )
 
 
 async def alone(context: Context) -> None:

@@ -75,6 +75,58 @@ def test_timers_of_the_dead_hold_no_time_up(loop: VirtualLoop) -> None:
     assert loop.time() == 1.0
 
 
+def test_a_life_that_is_held_does_nothing_and_then_all_that_it_missed(loop: VirtualLoop) -> None:
+    world: list[tuple[float, str]] = []
+
+    async def program() -> None:
+        loop.call_later(2, lambda: world.append((loop.time(), "missed")))
+        loop.call_later(60, lambda: world.append((loop.time(), "in time")))
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.sleep(100)
+        except TimeoutError:
+            world.append((loop.time(), "timed out"))
+        await asyncio.sleep(100)
+
+    async def main() -> None:
+        life = Life(loop, "sleeper")
+        life.begin(program())
+        await asyncio.sleep(1)
+        assert life.hold() and not life.hold()
+        await asyncio.sleep(20)
+        assert not world and not life.dead
+        life.go_on()
+        life.go_on()
+        await life.ended
+
+    loop.run_until_complete(main())
+    assert world == [(21.0, "missed"), (21.0, "timed out"), (60.0, "in time")]
+    assert loop.time() == 121.0
+
+
+def test_a_life_that_is_held_can_be_killed(loop: VirtualLoop) -> None:
+    world: list[str] = []
+
+    async def program() -> None:
+        await asyncio.sleep(2)
+        world.append("went on")
+
+    async def main() -> None:
+        life = Life(loop, "sleeper")
+        life.begin(program())
+        await asyncio.sleep(1)
+        life.hold()
+        await asyncio.sleep(5)
+        life.kill()
+        life.go_on()
+        await asyncio.sleep(5)
+        with pytest.raises(Killed):
+            await life.ended
+
+    loop.run_until_complete(main())
+    assert not world
+
+
 def test_when_the_program_ends_the_rest_is_gone(loop: VirtualLoop) -> None:
     world: list[str] = []
 

@@ -1,0 +1,98 @@
+"""Faults do what they say: what follows from one of a kind is in the log, and nothing is violated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from replay.fault import plan as p
+from replay.fault.run import Outcome, simulate_plan
+from replay.fault.setting import setting_of
+from schemas.envelope import Event
+from services.mesh.codec import decode
+from services.mesh.service import Context
+from services.packer import service as packer
+
+PAIRS = 1
+"""A seed with more than one optimizer step a burst, and cells that take turns."""
+
+
+def struck(seed: int, *faults: p.AnyFault) -> tuple[Outcome, list[Event]]:
+    outcome = simulate_plan(p.Plan(seed=seed, faults=list(faults)))
+    assert not outcome.violations
+    assert len(outcome.struck) == len(faults)
+    return outcome, [decode(stored) for stored in outcome.log]
+
+
+def said_by(log: Sequence[Event], instance: str, kind: str) -> list[Event]:
+    return [event for event in log if event.instance == instance and event.kind == kind]
+
+
+def services() -> list[str]:
+    return setting_of(PAIRS).instances()
+
+
+@pytest.mark.parametrize("service", [name for name in services() if not name.endswith(("cell-1", "cell-2"))])
+def test_a_service_that_is_told_to_stop_says_that_it_left_and_comes_again(service: str) -> None:
+    at = p.Pin(kind="execution.finished", nth=20)
+    _, log = struck(PAIRS, p.Stop(pin=at, service=service, steps=3, down_s=30.0))
+    (left,) = said_by(log, service, "service.left")
+    first, second = said_by(log, service, "service.joined")
+    assert first.seq < left.seq < second.seq
+    assert second.time_us - left.time_us >= 30e6
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["goes on", "killed"])
+def test_a_cell_that_hangs_for_long_is_lost_and_joins_anew(killed: bool) -> None:
+    at = p.Pin(kind="execution.started", nth=10)
+    _, log = struck(PAIRS, p.Hung(pin=at, service="rollout-cell-1", seconds=7200.0, killed=killed))
+    first, second = said_by(log, "rollout-cell-1", "service.joined")
+    (lost,) = [event for event in log if event.kind == "cell.lost"]
+    assert lost.entity == "cell-1" and lost.data.process == first.seq
+    assert first.seq < lost.seq < second.seq
+    assert any(event.kind == "route.moved" and event.causation == lost.seq for event in log)
+    assert not said_by(log, "rollout-cell-1", "service.left")
+
+
+def test_a_service_that_hangs_for_a_while_goes_on_as_if_nothing_had_been() -> None:
+    at = p.Pin(kind="execution.started", nth=10)
+    _, log = struck(PAIRS, p.Hung(pin=at, service="scheduler", seconds=1200.0))
+    decided = [event.time_us for event in log if event.owner == "scheduler"]
+    assert max(after - before for before, after in itertools.pairwise(decided)) >= 1200e6
+    assert len(said_by(log, "scheduler", "service.joined")) == 1
+
+
+@pytest.mark.parametrize("how", ["garbled", "gone"])
+def test_a_version_whose_checkpoint_is_damaged_is_made_again(how: str) -> None:
+    at = p.Pin(kind="batch.stepped", nth=1, after_s=0.001)
+    _, log = struck(PAIRS, p.DamagedCheckpoint(pin=at, how=how, seconds=3600.0))  # type: ignore[arg-type]
+    (restored,) = [event for event in log if event.kind == "checkpoint.restored" and event.data.version == 0]
+    made = [event.seq for event in log if event.kind == "batch.stepped" and event.data.version == 1]
+    assert len(made) == 2 and made[0] < restored.seq < made[1]
+
+
+def test_a_core_whose_published_version_is_damaged_waits_for_a_copy() -> None:
+    at = p.Pin(kind="weights.published", nth=1)
+    outcome, log = struck(PAIRS, p.DamagedCheckpoint(pin=at, seconds=600.0))
+    struck_us = next(event.time_us for event in log if event.seq == outcome.struck[0].seq)
+    again = said_by(log, "trainer-cell-0", "service.joined")[1]
+    assert again.time_us - struck_us >= 590e6
+    assert not any(event.kind == "checkpoint.restored" and event.data.version == 0 for event in log)
+
+
+def test_a_service_that_does_not_stop_is_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = packer.serve
+
+    async def deaf(context: Context) -> None:
+        try:
+            await serve(context)
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(packer, "serve", deaf)
+    at = p.Pin(kind="execution.finished", nth=20)
+    outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[p.Stop(pin=at, service="packer")]))
+    assert [(each.invariant, each.entity) for each in outcome.violations] == [("stubborn", "packer")]
