@@ -370,6 +370,8 @@ class MicroStepClaimed(Value, frozen=True, kw_only=True):
     batch: str
     cell: str
     epoch: int
+    process: int = 0
+    """Sequence at which the process that claims it joined; 0 where it isn't known."""
 
 
 class MicroStepDone(Value, frozen=True, kw_only=True):

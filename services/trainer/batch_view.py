@@ -330,8 +330,8 @@ class BatchView(msgspec.Struct, kw_only=True):
         elif isinstance(data, e.MicroStepClaimed) and data.batch == batch.id:
             batch.free.pop(name, None)
             batch.claimed[name] = data.cell
-            if data.cell not in self.trains:
-                # It had not heard yet that it was put out.
+            # A cell that had not heard yet that it was put out, or a process that is gone and was heard late.
+            if data.cell not in self.trains or data.process not in (0, self.processes.get(data.cell)):
                 batch.lost.add(name)
         elif isinstance(data, e.MicroStepDone) and data.batch == batch.id:
             if name not in batch.lost and batch.claimed.get(name) == data.cell:

@@ -273,13 +273,14 @@ class CellTrainer:
         context, process, cell = self._context, self._process, self.cell
         name, free = min(batch.free.items(), key=lambda item: item[1].seq)
         scope = streams.aggregate_filter(context.run, "micro-step", name)
-        claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch)
+        me = self.view.processes[context.cell]
+        claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch, process=me)
         try:
             seq = await process.say(
                 "micro-step.claimed",
                 name,
                 claimed,
-                id=f"{free.id}.claimed.{context.cell}",
+                id=f"{free.id}.claimed.{context.cell}.{me}",
                 causation=free.seq,
                 claim=(scope, free.seq),
             )
@@ -302,7 +303,7 @@ class CellTrainer:
             gap=GapStats(sum_abs=stats.gap_sum, max_abs=stats.gap_max, count=stats.gap_count),
             seconds=process.now() - start,
         )
-        id = f"{free.id}.done.{context.cell}"
+        id = f"{free.id}.done.{context.cell}.{me}"
         try:
             # It answers the claim: what a process says late, after its end, may not follow the release.
             await process.say("micro-step.done", name, done, id=id, causation=seq, claim=(scope, seq))

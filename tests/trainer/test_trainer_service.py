@@ -86,6 +86,31 @@ async def test_a_claim_that_somebody_else_won_is_not_trained(
     assert [event.entity for event in await stage.log() if event.kind == "micro-step.done"] == [second.micro_step]
 
 
+async def test_what_a_dead_process_of_the_cell_claims_late_is_given_back_and_trained(
+    stage: Stage, micro_steps: Callable[..., list[MicroStep]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim was on the way when it ended, and is stored just before the one of the process that took its place."""
+    (step,) = micro_steps("b-000001", 1)
+    late = [e.MicroStepClaimed(batch="b-000001", cell="cell-0", epoch=1, process=1)]
+    say = Context.say
+
+    async def overtaken(context: Context, kind: str, *args: Any, **more: Any) -> int:
+        if kind == "micro-step.claimed" and late:
+            await stage.say("trainer", kind, step.micro_step, late.pop())
+        return await say(context, kind, *args, **more)
+
+    monkeypatch.setattr(Context, "say", overtaken)
+    async with running(stage):
+        await stage.enter_training()
+        await stage.open_batch(1, version=0, final=False)
+        await stage.enqueue(step)
+        await stage.seen("micro-step.done")
+        await stage.close("b-000001", 1)
+        assert (await stage.seen("batch.stepped")).data.micro_steps == 1
+    of_it = [event.kind for event in await stage.log() if event.entity == step.micro_step]
+    assert of_it == [f"micro-step.{verb}" for verb in ("enqueued", "claimed", "released", "claimed", "done")]
+
+
 @pytest.mark.parametrize("trained", [2, 3], ids=["in mid-batch", "before the update"])
 async def test_a_cell_that_starts_again_gives_back_what_it_had_and_ends_with_the_same_weights(
     stage: Stage, micro_steps: Callable[..., list[MicroStep]], trained: int, monkeypatch: pytest.MonkeyPatch
