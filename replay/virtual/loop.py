@@ -273,9 +273,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def again(self, handle: Handle) -> None:
         """A callback that was kept from running: at its time, or now when that is over."""
         if handle._when > self._now:
-            heapq.heappush(self._timers, (handle._when, next(self._order), handle))
+            heappush(self._timers, (handle._when, next(self._order), handle))
         else:
-            self._ready.append(handle)
+            self._make_ready(handle)
 
     def resolve_later(self, delay: float, future: asyncio.Future[Any], result: object) -> None:
         """The future is done now, and whoever waits for it goes on `delay` seconds later."""
