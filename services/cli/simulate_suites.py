@@ -204,7 +204,7 @@ def _range(paper: tuple[float, float]) -> str:
 
 
 def _speedups(asked: Asked) -> Suite:
-    from replay.simulator.workloads import NOTES, WITHOUT_REFIT, WORKLOADS, assumptions, speedups
+    from replay.simulator.workloads import NOTES, WORKLOADS, assumptions, speedups
 
     _among(asked.only, [each.scenario for each in WORKLOADS])
     found = speedups(seeds=range(asked.seeds), runs=asked.runs, only=asked.only)
@@ -226,7 +226,6 @@ def _speedups(asked: Asked) -> Suite:
         )
         for each in found
     ]
-    predictions = [each for each in found if each.workload == WITHOUT_REFIT]
     return Suite(
         rows=list(found),
         table=lines,
@@ -235,7 +234,7 @@ def _speedups(asked: Asked) -> Suite:
             for each in found
             for name, ratio in (("async", each.over_async), ("colocate", each.over_colocate))
         },
-        wrong=[f"not in the paper's range: {text}" for each in predictions for text in each.outside],
+        wrong=[f"not in the paper's range: {text}" for each in found if each.predicted for text in each.outside],
         notes=[
             f"{asked.seeds} seeds; ± is the standard deviation of one run, or of one seed's speedup",
             *NOTES,
