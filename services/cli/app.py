@@ -185,6 +185,31 @@ def check(file: Path, /, *, invariant: Annotated[list[str] | None, Flag] = None,
 
 
 @app.command
+def timeline(
+    file: Path,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    title: str = "",
+    json: Json = False,
+) -> int:
+    """Draw an exported log: roles of cells, waterlevel and capacity, ready groups, micro-steps, publications.
+
+    Parameters
+    ----------
+    file
+        What `gyre export` or `gyre simulate -o` wrote.
+    output
+        The file to write: .svg is a picture, .html a page to look around in, .json what both are drawn from.
+    title
+        What stands above it; the run's name when left out.
+    """
+    from services.cli.timeline_command import timeline_command
+
+    return timeline_command(file, output, title=title, json=json)
+
+
+@app.command
 def doctor(file: Path | None = None, /, *, state: State = STATE, json: Json = False) -> int:
     """Check what this machine must have. Exit code 3 when something required is missing.
 
@@ -358,7 +383,7 @@ def simulate(
     output
         Write the run's log to this file, for gyre check and gyre replay.
     timeline
-        Draw roles of cells, batches and waterlevel over time to this file, SVG.
+        Draw roles of cells, batches and waterlevel over time to this file: .svg, .html or .json.
     parameters
         Print the numbers of the modelled world and where they come from, and play nothing.
     suite

@@ -21,10 +21,12 @@ def simulate_command(
     from replay.simulator.bounds import Headroom, headroom
     from replay.simulator.run import Simulation
     from replay.simulator.scenario import load
-    from replay.timeline import Timeline
+    from replay.timeline import Tracks, write, written_as
 
     scenario = load(file, overrides)
-    picture = Timeline(f"{scenario.title}; seed {seed}")
+    picture = Tracks(f"{scenario.title}; seed {seed}")
+    if timeline is not None:
+        written_as(timeline)
     began = time.perf_counter()
     simulation = Simulation(scenario, seed=seed, keep=output is not None, watchers=[picture.see] if timeline else [])
     outcome = simulation.run()
@@ -32,7 +34,7 @@ def simulate_command(
     if output is not None:
         simulation.write(output)
     if timeline is not None:
-        _write(timeline, picture.svg())
+        write(picture.take(), timeline)
     bound: Headroom = headroom(scenario, outcome)
     if json:
         say_json(
@@ -45,16 +47,6 @@ def simulate_command(
     say(f"  lower bound {bound.bound_h:.2f} h, {bound.above_pct:.1f}% above it: {bound}")
     say(f"{outcome.events} events in {took:.1f} s" + (f"; log in {output}" if output is not None else ""))
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write: {error.strerror}", where=str(path), remedy="choose a file that you may write to"
-        ) from None
 
 
 def parameters_command(file: str, overrides: list[str], *, json: bool) -> int:
