@@ -21,8 +21,8 @@ def note(event: Event) -> str:
 
 def reasons(event: Event) -> list[Check]:
     """As the decider gave them; empty for events that carry none."""
-    found: list[Check] = getattr(event.data, "reason", None) or []
-    return found if isinstance(found, list) else []
+    given = [getattr(event.data, name, None) for name in ("reason", "checks")]
+    return next((each for each in given if isinstance(each, list)), [])
 
 
 def duration(seconds: float) -> str:
@@ -42,6 +42,11 @@ def _count(number: int, noun: str) -> str:
 
 def _attempt(data: Any) -> str:
     return f"attempt {data.attempt}" if data.attempt else ""
+
+
+def _ready(data: Any) -> str:
+    surplus = f", {len(data.surplus)} surplus" if data.surplus else ""
+    return f"mean reward {data.mean:.3g}, spread {data.std:.3g}{surplus}"
 
 
 def _tree(data: Any) -> str:
@@ -84,7 +89,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "run.continued": lambda d: f"code {d.code}",
     "run.finished": lambda d: f"{d.reason}, {_count(d.steps, 'step')}",
     "group.dispatched": lambda d: f"{d.task}, {d.reason}, version {d.version}",
-    "group.ready": lambda d: f"mean reward {d.mean:.3g}, spread {d.std:.3g}",
+    "group.ready": _ready,
     "group.materialized": lambda d: _count(len(d.rows), "row"),
     "group.claimed": lambda d: f"for {d.batch}",
     "group.consumed": lambda d: f"by {d.batch}, staleness {d.staleness}",
@@ -92,6 +97,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "execution.dispatched": lambda d: d.measurement,
     "execution.placed": _placed,
     "execution.started": _attempt,
+    "execution.cancelled": lambda d: d.reason,
     "execution.lost": lambda d: d.reason,
     "execution.finished": _finished,
     "execution.sealed": lambda d: _count(d.records, "record"),
