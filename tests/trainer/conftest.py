@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,17 @@ import torch
 
 from schemas.config import Trainer as TrainerConfig
 from schemas.micro_steps import MicroStep
+from services.mesh.clock import SystemClock
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_bus import MemoryBus
+from services.mesh.service import Context
 from services.mesh.weights.layout import Qwen3Config
 from services.rollout.reference import model as reference
 from services.trainer.cell import Cell
 from services.trainer.megatron import CellRanks, close_world, open_world
 from services.trainer.objective import ObjectiveTerms
+from tests.trainer.shared_cells import LOOSE, Alone, Cells, Faults, SharedCell
+from tests.trainer.stage import RUN, Stage
 
 CONFIG = Qwen3Config(
     vocab_size=64,
@@ -175,3 +181,42 @@ def micro_steps(
         return made
 
     return make
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """For cells that share batches. Its parameter is `trainer.lost_s`."""
+    bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
+    await bus.open_run()
+
+    def build(context: Context) -> Cell:
+        raise AssertionError("cells build themselves")
+
+    yield Stage(bus, tmp_path, build, trainable=3, lost_s=getattr(request, "param", 60.0))
+    await bus.close()
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def cells(world: None, policy: Path, settings: TrainerConfig, stage: Stage, faults: Faults, tmp_path: Path) -> Cells:
+    return Cells(stage, faults, lambda name: SharedCell(policy, settings, LOOSE, scratch=tmp_path / name))
+
+
+@pytest.fixture
+def alone(make_cell: Callable[..., Cell]) -> Callable[..., Alone]:
+    def train(*batches: list[MicroStep]) -> Alone:
+        cell = make_cell(terms=LOOSE)
+        gradients, results = [], []
+        for batch in batches:
+            cell.begin_batch()
+            for micro_step in batch:
+                cell.micro_step(micro_step)
+            gradients.append(torch.cat(cell.gradients()))
+            results.append(cell.step())
+        return Alone(gradients=gradients, results=results, weights=cell.flat_weights())
+
+    return train

@@ -84,9 +84,15 @@ class Stage:
         released = e.CellRoleTransition(phase="released", source="rollout", target="train", epoch=epoch)
         await self.say("rollout", "cell.role-transition", cell, released)
 
-    async def put_out(self, cell: str) -> None:
+    async def put_out(self, cell: str) -> int:
         failed = e.CellRoleTransition(phase="failed", source="train", target="rollout", epoch=1)
-        await self.say("scheduler", "cell.role-transition", cell, failed)
+        return await self.say("scheduler", "cell.role-transition", cell, failed)
+
+    async def send_back(self, cell: str) -> None:
+        """A cell that was put out, and lives."""
+        decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
+        await self.say("scheduler", "cell.role-transition", cell, decided)
+        await self.seen("cell.role-transition", entity=cell, phase="released", epoch=2)
 
     async def open_batch(self, index: int, *, version: int, final: bool) -> None:
         opened = e.BatchOpened(step=index, version=version, burst="u-000001", final=final, groups=2, members=["cell-0"])

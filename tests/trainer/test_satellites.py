@@ -1,256 +1,29 @@
-"""Cells that train one batch together: whoever joins or dies, the update is the one that the core alone would make.
-
-The cells of a test are trainers with real Megatron cells in one process, each with a torch thread of its own and a
-prefix group over real sockets; a lock keeps them apart inside Megatron, whose stand-ins for CUDA are the process's.
-"""
+"""Cells that train one batch together: whoever joins or dies, the update is the one that the core alone would make."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-import torch
 
 from replay.checker import check
 from schemas import events as e
-from schemas.config import Trainer as TrainerConfig
-from schemas.micro_steps import MicroStep
-from services.mesh.clock import SystemClock
-from services.mesh.memory_broker import MemoryBroker
-from services.mesh.memory_bus import MemoryBus
-from services.mesh.service import Context
-from services.mesh.weights.transport import WeightAddress, open_transport
-from services.trainer.cell import Cell
-from services.trainer.objective import ObjectiveStats, ObjectiveTerms
-from services.trainer.prefix_group import PrefixGroup
-from services.trainer.service import CellTrainer
-from tests.trainer.stage import RUN, Stage
+from services.trainer.batch_view import CORE
+from tests.trainer.shared_cells import Alone, Cells, Faults, Membership, same_as_alone
+from tests.trainer.stage import Stage
 
-LOOSE = ObjectiveTerms(groups=2, executions=4, clip_low=0.0, clip_high=1e9)
-"""No execution is masked after the first update, which moves this toy policy far."""
-EXACT = 1e-5
-MEGATRON = threading.RLock()
-
-
-class Killed(Exception):
-    """The process ends here."""
-
-
-class Faults:
-    """Ends a cell at the nth call of a method; holds the core's micro-steps while `gate` is closed, a satellite's while
-    `slow` is."""
-
-    def __init__(self) -> None:
-        self.gate, self.slow = threading.Event(), threading.Event()
-        self.gate.set()
-        self.slow.set()
-        self.at: tuple[str, str, int] | None = None
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.fired = False
-
-        self.gone: str | None = None
-        """This cell isn't started again once it was killed."""
-        self.stepping = threading.Event()
-        """The core has the sum of all gradients and makes its step, when `may_step` is set."""
-        self.may_step = threading.Event()
-        self.may_step.set()
-
-    def called(self, cell: str, method: str) -> None:
-        self.calls[cell, method] += 1
-        if self.at == (cell, method, self.calls[cell, method]):
-            self.fired = True
-            raise Killed(f"{cell} in {method}")
-
-
-class SharedCell(Cell):
-    """A cell beside others in this process, whose gradients are seen and which can be killed."""
-
-    name: str
-    faults: Faults
-    seen: list[torch.Tensor]
-
-    def micro_step(self, micro_step: MicroStep, *, entropy: bool = False) -> ObjectiveStats:
-        (self.faults.gate if self.name == "cell-0" else self.faults.slow).wait()
-        with MEGATRON:
-            stats = super().micro_step(micro_step, entropy=entropy)
-        self.faults.called(self.name, "micro_step")
-        return stats
-
-    def step(self) -> Any:
-        self.faults.stepping.set()
-        self.faults.may_step.wait()
-        gradient = torch.cat(self.gradients())
-        with MEGATRON:
-            result = super().step()
-        self.faults.called(self.name, "step")
-        self.seen.append(gradient)
-        return result
-
-    def acquire(self) -> None:
-        with MEGATRON:
-            super().acquire()
-
-    def release(self) -> None:
-        with MEGATRON:
-            super().release()
-
-
-class NamedGroup(PrefixGroup):
-    """A cell's end of the group, which says whose it is."""
-
-    def __init__(self, name: str, *, host: bool) -> None:
-        super().__init__(host=host)
-        self.name = name
-
-
-class Cells:
-    """Trainers by cell, started again as often as they are killed."""
-
-    def __init__(self, stage: Stage, faults: Faults, make: Callable[[str], Cell]) -> None:
-        self.stage, self.faults, self.make = stage, faults, make
-        self.trainers: dict[str, CellTrainer] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    def build(self, context: Context) -> Cell:
-        with MEGATRON:
-            return self.make(context.cell)
-
-    async def start_again(self, cell: str) -> None:
-        """Killed from outside, wherever it is, and started."""
-        self.tasks[cell].cancel()
-        await asyncio.gather(self.tasks[cell], return_exceptions=True)
-        self.tasks[cell] = asyncio.create_task(self.live(cell))
-
-    async def live(self, cell: str) -> None:
-        while True:
-            context = self.stage.context(cell)
-            trainer = self.trainers[cell] = CellTrainer(
-                context, build=self.build, open_group=lambda host: NamedGroup(cell, host=host)
-            )
-            try:
-                await trainer.run()
-            except Killed:
-                if self.faults.gone == cell:
-                    break
-            finally:
-                await trainer.close()
-                await context.health.stop()
-
-    @contextlib.asynccontextmanager
-    async def living(self, *cells: str) -> AsyncIterator[None]:
-        self.tasks = {cell: asyncio.create_task(self.live(cell)) for cell in cells}
-        try:
-            yield
-        finally:
-            self.faults.gate.set()
-            self.faults.slow.set()
-            self.faults.may_step.set()
-            for task in self.tasks.values():
-                task.cancel()
-            ended = await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-            assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ended), ended
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
-    await bus.open_run()
-
-    def build(context: Context) -> Cell:
-        raise AssertionError("cells build themselves")
-
-    yield Stage(bus, tmp_path, build, trainable=3, lost_s=0.5)
-    await bus.close()
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    faults = Faults()
-    for method in ("meet", "reduce", "broadcast"):
-        original = getattr(PrefixGroup, method)
-
-        def call(group: NamedGroup, *args: Any, original: Any, method: str) -> Any:
-            faults.called(group.name, method)
-            return original(group, *args)
-
-        monkeypatch.setattr(
-            PrefixGroup,
-            method,
-            lambda group, *args, original=original, method=method: call(group, *args, original=original, method=method),
-        )
-    return faults
-
-
-@pytest.fixture
-def cells(world: None, policy: Path, settings: TrainerConfig, stage: Stage, faults: Faults, tmp_path: Path) -> Cells:
-    seen: list[torch.Tensor] = []
-
-    def make(name: str) -> Cell:
-        cell = SharedCell(policy, settings, LOOSE, scratch=tmp_path / name)
-        cell.name, cell.faults, cell.seen = name, faults, seen
-        return cell
-
-    cells = Cells(stage, faults, make)
-    cells.seen = seen  # type: ignore[attr-defined]
-    return cells
-
-
-class Alone(msgspec.Struct):
-    """What the core makes of the batches by itself."""
-
-    gradients: list[Any]
-    results: list[Any]
-    weights: Any
-
-
-@pytest.fixture
-def alone(make_cell: Callable[..., Cell]) -> Callable[..., Alone]:
-    def train(*batches: list[MicroStep]) -> Alone:
-        cell = make_cell(terms=LOOSE)
-        gradients, results = [], []
-        for batch in batches:
-            cell.begin_batch()
-            for micro_step in batch:
-                cell.micro_step(micro_step)
-            gradients.append(torch.cat(cell.gradients()))
-            results.append(cell.step())
-        return Alone(gradients=gradients, results=results, weights=cell.flat_weights())
-
-    return train
-
-
-async def published(stage: Stage) -> np.ndarray:
-    exposed = (await stage.seen("weights.exposed", purpose="publish")).data
-    with open_transport("shared-memory") as transport:
-        flat = np.zeros(exposed.bytes // 4, np.float32)
-        transport.pull(WeightAddress(**exposed.address), flat)
-    return flat
-
-
-async def same_as_alone(stage: Stage, cells: Any, expected: Alone) -> None:
-    """Gradients, norms, losses and weights; and LOG counts every micro-step once."""
-    for index, (gradient, result) in enumerate(zip(expected.gradients, expected.results, strict=True)):
-        stepped = (await stage.seen("batch.stepped", version=index + 1)).data
-        assert float((cells.seen[index] - gradient).norm() / gradient.norm()) < EXACT
-        assert stepped.grad_norm == pytest.approx(result.grad_norm, rel=EXACT)
-        assert stepped.loss == pytest.approx(result.loss, rel=EXACT)
-        assert stepped.micro_steps == result.micro_steps
-    weights = await published(stage)
-    assert np.linalg.norm(weights - expected.weights) / np.linalg.norm(expected.weights) < EXACT
-    assert len(cells.seen) == len(expected.gradients)
+MakeAlone = Callable[..., Alone]
+NAMES = ["cell-0", "cell-1", "cell-2"]
+ANYWHERE = [("micro_step", 1), ("micro_step", 2), ("meet", 1), ("reduce", 1), ("reduced", 1), ("broadcast", 1)]
+IN_THE_CORE = [("step", 1), ("save", 1)]
+"""What only the core does."""
 
 
 @pytest.mark.parametrize("joins_at", range(4))
 async def test_a_satellite_may_join_at_any_micro_step(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, joins_at: int
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, joins_at: int
 ) -> None:
     steps = micro_steps("b-000001", 3)
     async with cells.living("cell-0", "cell-1"):
@@ -273,7 +46,7 @@ async def test_a_satellite_may_join_at_any_micro_step(
 
 
 async def test_the_prefix_grows_and_satellites_get_each_new_version(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone
 ) -> None:
     batches = [micro_steps(f"b-{index:06d}", 4) for index in (1, 2)]
     async with cells.living("cell-0", "cell-1", "cell-2"):
@@ -299,88 +72,69 @@ async def test_the_prefix_grows_and_satellites_get_each_new_version(
     assert faults.calls["cell-0", "broadcast"] == 1
 
 
-FAULTS = [
-    ("cell-1", "micro_step", 1),
-    ("cell-1", "micro_step", 2),
-    ("cell-1", "meet", 1),
-    ("cell-1", "reduce", 1),
-    ("cell-1", "broadcast", 1),
-    ("cell-0", "micro_step", 1),
-    ("cell-0", "meet", 1),
-    ("cell-0", "reduce", 1),
-    ("cell-0", "step", 1),
-    ("cell-0", "broadcast", 1),
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: "-".join(map(str, fault)))
-async def test_whoever_dies_wherever_nothing_is_lost_or_trained_twice(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, fault: tuple[str, str, int]
-) -> None:
-    batches = [micro_steps(f"b-{index:06d}", 4) for index in (1, 2)]
-    faults.at = fault
-    async with cells.living("cell-0", "cell-1"):
-        for cell in ("cell-0", "cell-1"):
+async def train_two_batches(
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, fault: tuple[str, str, int]
+) -> Membership:
+    """Three cells, each of which holds a part of each batch, until the fault strikes."""
+    batches = [micro_steps(f"b-{index:06d}", 6) for index in (1, 2)]
+    faults.at, faults.share = fault, 1
+    membership = Membership(stage)
+    async with cells.living(*NAMES), membership.kept():
+        for cell in NAMES:
             await stage.enter_training(cell)
         for index, batch in enumerate(batches, start=1):
-            await stage.open_batch(index, version=index - 1, final=index == 2)
             faults.gate.clear()
+            await stage.open_batch(index, version=index - 1, final=index == 2)
             for each in batch:
                 await stage.enqueue(each)
-            await stage.seen("micro-step.done", cell="cell-1", batch=f"b-{index:06d}")
+            await membership.until(lambda index=index: membership.all_hold_some(f"b-{index:06d}"))
             faults.gate.set()
-            await stage.close(f"b-{index:06d}", 4, ["cell-0", "cell-1"])
+            closed = e.BatchStreamClosed(micro_steps=6, groups=["g-000000"])
+            await stage.say("packer", "batch.stream-closed", f"b-{index:06d}", closed)
             await stage.seen("batch.stepped", version=index)
         await same_as_alone(stage, cells, alone(*batches))
+        for cell in sorted(set(NAMES) - membership.view.trains - {faults.gone}):
+            await stage.send_back(cell)
     assert faults.fired
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [("cell-1", "micro_step", 1), ("cell-1", "micro_step", 2), ("cell-1", "meet", 1), ("cell-1", "reduce", 1)],
-    ids=lambda fault: "-".join(map(str, fault)),
-)
-async def test_the_prefix_shrinks_to_below_a_satellite_that_never_comes_back(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, fault: tuple[str, str, int]
-) -> None:
-    """cell-2 above it leaves too: whatever both trained is trained again by the core, and cell-2 is sent back."""
-    steps = micro_steps("b-000001", 6)
-    faults.at, faults.gone = fault, "cell-1"
-    names = ["cell-0", "cell-1", "cell-2"]
-    async with cells.living(*names):
-        for cell in names:
-            await stage.enter_training(cell)
-        await stage.open_batch(1, version=0, final=True)
-        faults.gate.clear()
-        for each in steps:
-            await stage.enqueue(each)
-        if fault[1] == "micro_step":
-            await stage.seen("micro-step.claimed", fault[2], cell="cell-1")
-        else:
-            await stage.seen("micro-step.done", cell="cell-1")
-            faults.gate.set()
-            await stage.close("b-000001", 6, names)
-        lost = await stage.seen("cell.lost")
-        assert (lost.entity, lost.data.service, lost.owner) == ("cell-1", "trainer", "trainer")
-        joined = await stage.seen("service.joined", entity="trainer-cell-1")
-        assert lost.data.process == joined.seq
-        faults.gate.set()
-        for cell in ("cell-2", "cell-1"):
-            await stage.put_out(cell)
-        if fault[1] == "micro_step":
-            closed = e.BatchStreamClosed(micro_steps=6, groups=["g-000000"])
-            await stage.say("packer", "batch.stream-closed", "b-000001", closed)
-        await stage.all_done_by("cell-0", 6)
-        await stage.say("scheduler", "batch.join-closed", "b-000001", e.BatchJoinClosed(members=["cell-0"], epochs=[1]))
-        await same_as_alone(stage, cells, alone(steps))
-        decided = e.CellRoleTransition(phase="decided", source="train", target="rollout", epoch=2)
-        await stage.say("scheduler", "cell.role-transition", "cell-2", decided)
-        await stage.seen("cell.role-transition", entity="cell-2", phase="released", epoch=2)
     assert check(await stage.log(), only=["targets_once"]).ok
+    return membership
+
+
+@pytest.mark.parametrize("cell", NAMES)
+@pytest.mark.parametrize("at", ANYWHERE, ids=lambda at: "-".join(map(str, at)))
+async def test_whoever_dies_wherever_nothing_is_lost_or_trained_twice(
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, cell: str, at: tuple[str, int]
+) -> None:
+    membership = await train_two_batches(stage, cells, faults, micro_steps, alone, (cell, *at))
+    assert membership.view.trains == set(NAMES)
+
+
+@pytest.mark.parametrize("at", IN_THE_CORE, ids=lambda at: "-".join(map(str, at)))
+async def test_the_core_dies_with_its_step_and_makes_it_again(
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, at: tuple[str, int]
+) -> None:
+    await train_two_batches(stage, cells, faults, micro_steps, alone, (CORE, *at))
+
+
+@pytest.mark.parametrize("cell", NAMES[1:])
+@pytest.mark.parametrize("at", ANYWHERE, ids=lambda at: "-".join(map(str, at)))
+@pytest.mark.parametrize("stage", [0.5], indirect=True, ids=["lost"])
+async def test_the_prefix_shrinks_to_below_a_satellite_that_never_comes_back(
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, cell: str, at: tuple[str, int]
+) -> None:
+    """Those above it leave too: what they trained is trained again by those below, and they are sent back."""
+    faults.gone = cell
+    membership = await train_two_batches(stage, cells, faults, micro_steps, alone, (cell, *at))
+    assert membership.view.trains == {name for name in NAMES if name < cell}
+    lost = await stage.seen("cell.lost")
+    assert (lost.entity, lost.data.service, lost.owner) == (cell, "trainer", "trainer")
+    joined = await stage.seen("service.joined", entity=f"trainer-{cell}")
+    assert lost.data.process == joined.seq
+    assert [event.entity for event in await stage.log() if event.kind == "cell.lost"] == [cell]
 
 
 async def test_the_gradient_of_a_micro_step_whose_done_is_refused_is_never_added_up(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone
 ) -> None:
     """A satellite is put out in the middle of a micro-step, and the core trains it again before the satellite is through.
     Its answer comes too late for LOG; it joins again, and the next sum has only what it trained since."""
@@ -419,7 +173,7 @@ async def test_the_gradient_of_a_micro_step_whose_done_is_refused_is_never_added
 
 @pytest.mark.parametrize("again", ["released", "claimed", "done"])
 async def test_a_release_between_the_sum_and_the_step_loses_and_doubles_nothing(
-    stage: Stage, cells: Any, faults: Faults, micro_steps: Any, alone: Any, again: str
+    stage: Stage, cells: Cells, faults: Faults, micro_steps: Any, alone: MakeAlone, again: str
 ) -> None:
     """The satellite starts again when its gradient is in the core's sum, and trains what it gave back once more."""
     batches = [micro_steps(f"b-{index:06d}", 4) for index in (1, 2)]
