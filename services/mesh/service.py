@@ -77,6 +77,8 @@ class Context:
         self.health: HealthFace = health or Health(service=service, instance=instance, host=self.host)
         self.pid = pid or os.getpid()
         """Tells the lives of one instance apart, as long as they are on one host."""
+        self.joined = 0
+        """Sequence of the `service.joined` of this life; 0 until it is said."""
         self.log = structlog.get_logger(service=service, instance=instance)
 
     async def say(
@@ -199,7 +201,7 @@ async def announce(context: Context, *, port: int = 0) -> str:
 
     `port` is what the service would like; `context.port` goes before it."""
     url = await context.health.start(port=context.port or port)
-    await context.say(
+    context.joined = await context.say(
         "service.joined",
         context.instance,
         ServiceJoined(url=url, pid=context.pid),

@@ -72,11 +72,19 @@ class CellProcess:
         return self._folded
 
     async def follow(self) -> None:
-        """Without end. Raises TrainerError when the others went on without this process."""
+        """Once it has joined, without end. Raises TrainerError when the others went on without this process."""
         async for event in self.context.events(self._folded, about=ABOUT):
             self._folded = event.seq
             self._fold(event)
             self.changed.set()
+            if self.view.processes.get(self.context.cell, 0) > self.context.joined:
+                # From here on LOG counts nothing that this process holds, whoever that was: perhaps the one before it,
+                # which is gone and was heard late.
+                raise TrainerError(
+                    "another process of this cell has joined",
+                    where=self.context.instance,
+                    remedy="its supervisor starts it again, and it joins anew",
+                )
             if self.view.given_up:
                 raise TrainerError(
                     "this process did not answer for so long that its batch went on without it",

@@ -126,7 +126,7 @@ class CellTrainer:
     async def run(self) -> None:
         """Until cancelled. Raises TrainerError where a batch cannot be trained."""
         context, process = self._context, self._process
-        began = await process.read_past()
+        await process.read_past()
         if self.view.over:
             await rest(context)
         context.health.ready = lambda: "" if self._cell else "building the model"
@@ -138,7 +138,7 @@ class CellTrainer:
         await announce(context)
         follow = asyncio.create_task(process.follow())
         watch = asyncio.create_task(self._watch())
-        work = asyncio.create_task(self._work(BatchWork(process, self._cell, self._group, self._exchange), began))
+        work = asyncio.create_task(self._work(BatchWork(process, self._cell, self._group, self._exchange)))
         try:
             done, _ = await asyncio.wait({follow, watch, work}, return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
@@ -161,9 +161,9 @@ class CellTrainer:
         else:
             await asyncio.Event().wait()
 
-    async def _work(self, work: BatchWork, began: int) -> None:
+    async def _work(self, work: BatchWork) -> None:
         process, cell = self._process, self.cell
-        await process.until(lambda: self.view.processes.get(self._context.cell, 0) > began)
+        await process.until_folded(self._context.joined)
         if self._core and not self.view.over:
             await self._restoring.tell(cell)
         while True:
