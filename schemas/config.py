@@ -8,6 +8,7 @@ key is a ConfigError that names the nearest known one.
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import tomllib
 import types
@@ -397,8 +398,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[last] = value
 
 
+_hints = functools.cache(typing.get_type_hints)
+"""Fields of a section and their types."""
+
+
 def _refuse_unknown(tree: dict[str, Any], kind: type, where: str, prefix: str) -> None:
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in tree.items():
         if key not in hints:
             alike = [known for known in hints if known.lower() == key.lower()]
@@ -417,7 +422,7 @@ def _correct(error: str) -> str:
     allowed: Any = Config
     for part in error.rpartition("`$.")[2].rstrip("`").split("."):
         kind = next(iter(_structs(allowed)), None)
-        allowed = typing.get_type_hints(kind).get(part) if kind else None
+        allowed = _hints(kind).get(part) if kind else None
     if typing.get_origin(allowed) is typing.Literal:
         return f"choose from {', '.join(map(str, typing.get_args(allowed)))}"
     return "correct the value; schemas/config.py documents every key"
@@ -435,8 +440,8 @@ def _structs(hint: Any) -> list[type]:
 
 def _elsewhere(key: str) -> list[str]:
     """A key that is known in another section, written with its section."""
-    for section, hint in typing.get_type_hints(Config).items():
+    for section, hint in _hints(Config).items():
         for inner in _structs(hint):
-            if key in typing.get_type_hints(inner):
+            if key in _hints(inner):
                 return [f"{section}.{key}"]
     return []

@@ -157,14 +157,29 @@ class AgentFolder:
     """Implements `services.harness.folder.Folder` on a disk in memory."""
 
     def __init__(self, world: World, run_folder: Path, execution: str, attempt: int) -> None:
-        self.path = run_folder / "workspaces" / f"{execution}.{attempt}"
-        self.work = self.path / "work"
-        self.home = self.path / "home"
-        self.instruction = self.path / "instruction.md"
-        self.report = self.path / "report.json"
-        self.output = self.path / "output.log"
+        self.path = run_folder / f"workspaces/{execution}.{attempt}"
         self._world, self._disk = world, world.disks[""]
         self._script = world.agent_script(execution, attempt)
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    @property
+    def instruction(self) -> Path:
+        return self.path / "instruction.md"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def output(self) -> Path:
+        return self.path / "output.log"
 
     def make(self, tasks: Path, ref: TaskRef) -> None:
         if self._script.unstartable:

@@ -189,6 +189,7 @@ class World:
         self.log_end: Callable[[], int] = lambda: 0
         """Last sequence of RECORDS, and of LOG, now."""
         self._names = 0
+        self._agents: dict[tuple[str, int], AgentScript] = {}
 
     def __repr__(self) -> str:
         return f"<World {self.seed} [{len(self.engines)} engines, {len(self.asked)} requests, {len(self.steps)} steps]>"
@@ -228,6 +229,12 @@ class World:
         )
 
     def agent_script(self, execution: str, attempt: int) -> AgentScript:
+        script = self._agents.get((execution, attempt))
+        if script is None:
+            script = self._agents[execution, attempt] = self._draw_agent(execution, attempt)
+        return script
+
+    def _draw_agent(self, execution: str, attempt: int) -> AgentScript:
         draw, rates, pace = self._random("agent", f"{execution}.{attempt}"), self.scripts, self.scripts.pace
         calls = draw.choice((1, 2, 2, 3, 4))
 

@@ -10,7 +10,8 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,14 +149,17 @@ def _many(count: int, *, first: int, jobs: int, plans: Path, json: bool) -> int:
     totals: Counter[str] = Counter()
     failed: list[Failed] = []
     cpu_s = virtual_s = 0.0
-    for ran in _run_all(range(first, first + count), jobs):
-        totals["faults"] += ran.struck
-        totals["events"] += ran.events
-        totals["executions"] += ran.executions
-        totals["violations"] += len(ran.violations)
-        cpu_s, virtual_s = cpu_s + ran.cpu_s, virtual_s + ran.virtual_s
-        if ran.violations:
-            failed.append(_say_small(_again(ran.seed), plans, json=json))
+    with _progress() as show:
+        for done, ran in enumerate(_run_all(range(first, first + count), jobs), start=1):
+            totals["faults"] += ran.struck
+            totals["events"] += ran.events
+            totals["executions"] += ran.executions
+            totals["violations"] += len(ran.violations)
+            cpu_s, virtual_s = cpu_s + ran.cpu_s, virtual_s + ran.virtual_s
+            per_min = 60 * done / (time.monotonic() - began)
+            show(f"{done} of {count} seeds, {per_min:.0f} a minute, {totals['violations']} violations")
+            if ran.violations:
+                failed.append(_say_small(_again(ran.seed), plans, json=json))
     seconds = time.monotonic() - began
     figures = {
         "seeds": count,
@@ -183,6 +187,16 @@ def _many(count: int, *, first: int, jobs: int, plans: Path, json: bool) -> int:
     else:
         say(", ".join(f"{name} {value}" for name, value in figures.items()))
     return 1 if failed else 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """One line on the terminal, written anew; nothing where there is none."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("importing", refresh_per_second=2) as status:
+        yield status.update
 
 
 def _again(seed: int) -> Outcome:

@@ -37,11 +37,20 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 class Folder(Protocol):
     """What the service asks of it; `ExecutionFolder` on this machine."""
 
-    work: Path
-    home: Path
-    instruction: Path
-    report: Path
-    output: Path
+    @property
+    def work(self) -> Path: ...
+
+    @property
+    def home(self) -> Path: ...
+
+    @property
+    def instruction(self) -> Path: ...
+
+    @property
+    def report(self) -> Path: ...
+
+    @property
+    def output(self) -> Path: ...
 
     def make(self, tasks: Path, ref: TaskRef) -> None: ...
 

@@ -202,8 +202,9 @@ def check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
     """Whether a subject falls under a filter: `*` is one token, `>` at the end is one or more."""
-    if subject_filter == subject:
-        return True
+    if "*" not in subject_filter:
+        open_ended = subject_filter.endswith(">")
+        return subject.startswith(subject_filter[:-1]) if open_ended else subject == subject_filter
     wanted, tokens = subject_filter.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted.pop()

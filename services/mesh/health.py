@@ -6,6 +6,7 @@ Prometheus text. It listens on the host that its URL names.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ class HealthFace(Protocol):
 
     async def start(self, *, port: int = 0) -> str: ...
 
-    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool: ...
+    async def answering(self, urls: Mapping[str, str], *, timeout_s: float) -> set[str]: ...
 
     async def stop(self) -> None: ...
 
@@ -112,17 +113,11 @@ class Health:
         self.url = f"http://[{self._host}]:{bound}" if ":" in self._host else f"http://{self._host}:{bound}"
         return self.url
 
-    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
-        """Whether the service of that name lives at the URL: whatever else answers there, or nothing in time, is no."""
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-                session.get(f"{url}/healthz") as response,
-            ):
-                said = await response.json()
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return False
-        return isinstance(said, dict) and said.get("instance") == instance
+    async def answering(self, urls: Mapping[str, str], *, timeout_s: float) -> set[str]:
+        """Which of these instances live at their URLs: whatever else answers there, or nothing in time, is no."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
+            said = await asyncio.gather(*(_name_at(session, url) for url in urls.values()))
+        return {instance for instance, name in zip(urls, said, strict=True) if name == instance}
 
     async def stop(self) -> None:
         if self._runner:
@@ -138,6 +133,16 @@ class Health:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self.registry), content_type="text/plain")
+
+
+async def _name_at(session: aiohttp.ClientSession, url: str) -> object:
+    """What the service at the URL says that it is called; None when none answers."""
+    try:
+        async with session.get(f"{url}/healthz") as response:
+            said = await response.json()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    return said.get("instance") if isinstance(said, dict) else None
 
 
 class _Read:

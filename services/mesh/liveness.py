@@ -23,6 +23,8 @@ from schemas.ids import cell_index
 from services.mesh.service import Context
 
 Service = Literal["rollout", "trainer"]
+_TELLS = (e.ServiceJoined, e.CellJoined, e.CellLost, e.CellRoleTransition)
+"""What changes who is waited for."""
 PROBE_S = 5.0
 """Longest wait for one answer."""
 PERIOD_S = 2.0
@@ -89,6 +91,8 @@ class Watch:
     def __init__(self, context: Context, *, service: Service, lost_s: float) -> None:
         self._context, self._lost_s = context, lost_s
         self.tenancy = Tenancy(service=service)
+        self._known: list[Tenant] | None = None
+        """Who is awaited; None after a change."""
         self._silent: dict[int, float] = {}
         """Process to the loop's time of its first probe without an answer since the last with one."""
 
@@ -96,7 +100,9 @@ class Watch:
         return f"<Watch {self.tenancy.service} [{len(self.tenancy.awaited)} awaited, {len(self._silent)} silent]>"
 
     def fold(self, event: Event) -> None:
-        self.tenancy.fold(event)
+        if isinstance(event.data, _TELLS):
+            self.tenancy.fold(event)
+            self._known = None
 
     async def run(self) -> None:
         period = min(max(PERIOD_S, self._lost_s / 30), self._lost_s / 10)
@@ -105,23 +111,29 @@ class Watch:
             await asyncio.sleep(period)
 
     async def _look(self) -> None:
-        awaited = [each for each in self.tenancy.awaited if each.cell != self._context.cell]
+        awaited = {f"{self.tenancy.service}-{each.cell}": each for each in self._awaited()}
+        if not awaited:
+            self._silent = {}
+            return
         asked = asyncio.get_running_loop().time()
-        answers = await asyncio.gather(*(self._answers(each) for each in awaited))
+        urls = {instance: each.url for instance, each in awaited.items()}
+        answering = await self._context.health.answering(urls, timeout_s=min(PROBE_S, self._lost_s / 2))
         now = asyncio.get_running_loop().time()
-        silent = [each for each, answered in zip(awaited, answers, strict=True) if not answered]
+        silent = [each for instance, each in awaited.items() if instance not in answering]
         self._silent = {each.process: self._silent.get(each.process, asked) for each in silent}
         for each in silent:
             if now - self._silent[each.process] >= self._lost_s and each in self.tenancy.awaited:
                 await self._say_lost(each)
 
-    async def _answers(self, tenant: Tenant) -> bool:
-        instance = f"{self.tenancy.service}-{tenant.cell}"
-        return await self._context.health.answers(tenant.url, instance, timeout_s=min(PROBE_S, self._lost_s / 2))
+    def _awaited(self) -> list[Tenant]:
+        if self._known is None:
+            self._known = [each for each in self.tenancy.awaited if each.cell != self._context.cell]
+        return self._known
 
     async def _say_lost(self, tenant: Tenant) -> None:
         context, service = self._context, self.tenancy.service
         self.tenancy.lost.add(tenant.process)
+        self._known = None
         context.log.warning("a cell is lost", cell=tenant.cell, lost=service, url=tenant.url)
         await context.say(
             "cell.lost",

@@ -172,12 +172,13 @@ class MemoryReader:
                 return stored
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             assert self._stream is not None, "where nothing follows, the stream was looked at"
-            self._waiting()[self] = None
+            waiting = self._waiting()
+            waiting[self] = None
             try:
                 await waiter
             finally:
                 self._waiter = None
-                self._waiting().pop(self, None)
+                waiting.pop(self, None)
 
     async def aclose(self) -> None:
         self.end()

@@ -192,7 +192,7 @@ async def alone(context: Context) -> None:
     """For a service that decides, before it joins: raises Fenced while another instance of it answers, so that two
     don't displace each other for ever. One that doesn't answer is displaced: it is gone, or will find out."""
     other = await newest_process(context.bus, context.run, context.instance)
-    if other is not None and await context.health.answers(other.url, context.instance, timeout_s=ALONE_S):
+    if other is not None and await context.health.answering({context.instance: other.url}, timeout_s=ALONE_S):
         raise fenced(context.service, context.run, other)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 
 SECRET_BYTES = 32
@@ -24,5 +25,6 @@ def read_token(secret: bytes, token: str) -> tuple[str, int] | None:
     return (execution, attempt) if hmac.compare_digest(mac, _mac(secret, execution, attempt)) else None
 
 
+@functools.lru_cache(maxsize=4096)
 def _mac(secret: bytes, execution: str, attempt: int) -> str:
     return hmac.digest(secret, f"{execution}~{attempt}".encode(), "sha256").hex()

@@ -47,11 +47,11 @@ class Endpoints:
 
     async def messages(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         """A request answered whole, streamed or not: status and body. Cancelling it is a client that leaves."""
-        request_id = _request_id()
         try:
             execution, asked = await self._read(headers, body)
             return 200, msgspec.json.encode(anthropic.message(await self._wait(execution, asked)))
         except GyreError as error:
+            request_id = _request_id()
             refused = _refusal(error, request_id)
             return refused.status, msgspec.json.encode(anthropic.error(refused, request_id))
 

@@ -24,7 +24,8 @@ class Projection:
     def __init__(self, *, bus: Bus, run: str, store: Rows) -> None:
         self._bus, self._run, self._store = bus, run, store
         self._trees: OrderedDict[str, FrozenTree] = OrderedDict()
-        self._moved = asyncio.Event()
+        self._moved: asyncio.Event | None = None
+        """Where somebody waits for the next move."""
         self.position = 0
         """LOG sequence of the last event that was applied."""
 
@@ -44,6 +45,7 @@ class Projection:
     async def reached(self, seq: int) -> None:
         """Returns once the rows hold LOG up to `seq`."""
         while self.position < seq:
+            self._moved = self._moved or asyncio.Event()
             await self._moved.wait()
 
     async def apply(self, event: Event) -> None:
@@ -60,8 +62,9 @@ class Projection:
 
     def _move(self, seq: int) -> None:
         self.position = seq
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
     async def _tree(self, event: Event) -> FrozenTree | None:
         if not isinstance(event.data, ExecutionTreeFrozen) or not event.data.blob:

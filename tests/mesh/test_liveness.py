@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,10 @@ class Answers(Health):
         self.alive = True
         self.asked = asyncio.Event()
 
-    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
-        assert (url, instance) == ("http://r", "rollout-cell-1")
+    async def answering(self, urls: Mapping[str, str], *, timeout_s: float) -> set[str]:
+        assert urls == {"rollout-cell-1": "http://r"}
         self.asked.set()
-        return self.alive
+        return {"rollout-cell-1"} if self.alive else set()
 
 
 @pytest.fixture
