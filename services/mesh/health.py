@@ -99,8 +99,13 @@ class Health:
         self._runner = web.AppRunner(self.app, handle_signals=False, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, port)
+        starting = asyncio.ensure_future(site.start())
         try:
-            await site.start()
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Left in the middle, asyncio would forget the socket that it has opened.
+            await asyncio.wait({starting})
+            raise
         except OSError as error:
             await self._runner.cleanup()
             raise EnvironmentMissing(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import urllib.request
+import warnings
 from asyncio import to_thread
 
 import pytest
@@ -56,3 +59,18 @@ def test_loopback_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_loopback("proxy")
     assert is_loopback("127.0.0.2")
     assert is_loopback("localhost")
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_one_that_is_cancelled_while_it_starts_leaves_no_socket_behind(steps: int) -> None:
+    health = Health(service="proxy", instance="proxy")
+    starting = asyncio.create_task(health.start())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await health.stop()
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    assert not left
