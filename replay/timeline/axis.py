@@ -19,12 +19,12 @@ def ticks(start: int, end: int, most: int) -> list[tuple[int, str]]:
 
 
 def written(t: int, step: int) -> str:
-    """A time as exactly as the step between ticks needs: 40 s, 5 min, 1 h 30, 2 d 6 h."""
-    days, hours, minutes, seconds = t // _D, t // _H, t // _MIN % 60, t // _S % 60
+    """A time as exactly as the step between ticks needs: 40 s, 5 min, 1 h 30, 36 h, 5 d."""
+    hours, minutes, seconds = t // _H, t // _MIN % 60, t // _S % 60
     if t == 0:
         return "0"
-    if step >= _D or (step >= _H and hours >= 48 and hours % 24 == 0):
-        return f"{days} d"
+    if step >= _D:
+        return f"{t // _D} d"
     if step >= _H:
         return f"{hours} h"
     if step >= _MIN:

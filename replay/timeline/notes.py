@@ -26,13 +26,13 @@ def reasons(event: Event) -> list[Check]:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 45 s, 3 min 20 s, 1 h 05 min, 3 d 2 h."""
+    """Two units at most: 45 s, 3 min 20 s, 51 h 05 min, 5 d 2 h."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     whole = round(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days} d {hours} h"
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours >= 100:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
 
 

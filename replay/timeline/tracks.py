@@ -62,8 +62,11 @@ class Tracks:
         before = self._scene.executions.get(event.entity)
         source = before.cell if before is not None else ""
         holder = self._holder(event) if known and event.kind == "micro-step.released" else ""
+        made = known and event.kind == "batch.stepped" and self._first_step(event)
         apply(self._scene, event)
         self._list(event, known)
+        if made:
+            self._set(event, "step", event.data.step, always=True)
         if known:
             self._follow(event, source, holder)
         if self._limit is not None and len(self._part.events.seq) > 2 * self._limit:
@@ -164,6 +167,11 @@ class Tracks:
             self._set(event, "enqueued", len(batch.micro_steps))
             self._set(event, "done", len(batch.done))
 
+    def _first_step(self, event: Event) -> bool:
+        """Whether the step is made now: it may be said again, and of a batch that was undone."""
+        batch = self._scene.batches.get(event.entity)
+        return batch is not None and not batch.stepped and not batch.undone
+
     def _holder(self, event: Event) -> str:
         batch = self._scene.batches.get(event.data.batch)
         return batch.micro_steps.get(event.entity, "") if batch is not None else ""
@@ -209,8 +217,6 @@ class Tracks:
         elif event.kind == "run.finished":
             self._head.finished = data.reason
             self._set(event, "held", 0)
-        elif event.kind == "batch.stepped":
-            self._set(event, "step", data.step, always=True)
         elif event.kind == "burst.ended":
             self._set(event, "published", data.version, always=True)
             self._set(event, "held", 0)

@@ -99,13 +99,12 @@ class Page {
   }
 
   _legend(meaning) {
-    const seen = new Set(), model = this.model, line = (name, text, css = "") => element("span", {}, element("i", { class: `line ${css}`, style: `border-color: var(--${name})` }), text);
+    const seen = new Set(), model = this.model;
     for (const cell of model.order) for (const value of model.of("role", cell).value) seen.add(model.head.roles[value]);
     const parts = Object.entries(meaning).filter(([name]) => seen.has(name) || (name === "idle" && seen.has("training"))).map(([name, text]) =>
       element("span", {}, element("i", { style: `background: var(--${name})` }), name === "training" ? element("i", { style: "background: var(--training-next)" }) : "", text));
     const dashed = (name, text) => element("span", {}, element("i", { class: "mark", style: `border-left: 2px dashed var(--${name})` }), text);
-    parts.push(dashed("step", "step made"), element("span", {}, element("i", { class: "mark", style: "border-color: var(--publication)" }), "weights published"),
-      line("level", "waterlevel w"), line("capacity", "capacity C_R"), line("ready", "ready groups"));
+    parts.push(dashed("step", "step made"), element("span", {}, element("i", { class: "mark", style: "border-color: var(--publication)" }), "weights published"));
     document.getElementById("legend").replaceChildren(...parts);
     const left = Object.entries(model.leftOut);
     if (left.length || model.head.resolution) {

@@ -49,16 +49,16 @@ class Panel {
     if (!checks.length) return "";
     return element("table", {}, checks.map((each) => element("tr", { class: each.holds ? "" : "no" },
       element("td", {}, each.holds ? "\u2713" : "\u2717"), element("td", {}, each.rule),
-      element("td", { class: "number" }, `${number(each.left)} ${each.op.replace("<=", "\u2264").replace(">=", "\u2265")} ${number(each.right)}`))));
+      element("td", { class: "number" }, `${number(each.left)} ${each.op.replace("<=", "\u2264").replace(">=", "\u2265").replace("==", "=")} ${number(each.right)}`))));
   }
 
   _state(s) {
     const { rules } = this.model.head, bound = rules.rho_min * rules.B;
     const rows = [
-      ["waterlevel", `w = ${s.w} = ${s.d} dispatched - ${s.f} finished`],
+      ["waterlevel", `w = ${s.d} - ${s.f} = ${s.w}`],
       ["executions", `${s.p - s.f} run, ${s.d - s.p} wait` + (s.held_out ? `, ${s.held_out} held out` : "")],
       ["capacity", `C_R = ${s.C_R}, ${rules.C_e} a cell`],
-      ["ready", `${s.ready} groups, ${s.supply} of them needed, rho_min B = ${number(bound)}`],
+      ["ready", `groups: ${s.ready}, needed ${s.supply}, rho_min B = ${number(bound)}`],
       ["batch", s.batch ? [this.name(s.batch), `: ${s.claimed} of ${rules.B} groups, ${s.done} of ${s.enqueued} micro-steps done`] : "none is open"],
       ["steps", `${s.step} of ${rules.steps}, burst ${s.burst} of ${rules.mu} steps`],
       ["version", `${s.version} trained, ${s.published} published`],
@@ -84,7 +84,7 @@ class Panel {
         element("td", {}, element("span", { class: "swatch", style: `background: var(--${state})` }), said, each.because ? [" ", this.sequence(each.because)] : ""),
         element("td", {}, duration(each.since)), element("td", { class: "number" }, `${each.load}/${each.capacity}`), element("td", { class: "number" }, String(each.version)));
     });
-    return [element("h2", {}, "cells"), element("table", {}, head, rows)];
+    return [element("h2", {}, "cells"), element("table", { class: "cells" }, head, rows)];
   }
 
   _list(title, rows, here) {

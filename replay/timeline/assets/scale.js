@@ -14,22 +14,23 @@ function ticks(from, to, most) {
 
 function tickText(t, step) {
   const two = (n) => String(n).padStart(2, "0");
-  const days = Math.floor(t / DAY), hours = Math.floor(t / HOUR), minutes = Math.floor(t / MINUTE) % 60, seconds = Math.floor(t / SECOND) % 60;
+  const hours = Math.floor(t / HOUR), minutes = Math.floor(t / MINUTE) % 60, seconds = Math.floor(t / SECOND) % 60;
   if (t === 0) return "0";
-  if (step >= DAY || (step >= HOUR && hours >= 48 && hours % 24 === 0)) return `${days} d`;
+  if (step >= DAY) return `${Math.floor(t / DAY)} d`;
   if (step >= HOUR) return `${hours} h`;
   if (step >= MINUTE) return hours ? (minutes ? `${hours} h ${two(minutes)}` : `${hours} h`) : `${minutes} min`;
   const rest = step < SECOND ? `.${String(t % SECOND).padStart(3, "0")}` : "";
   if (hours) return `${hours}:${two(minutes)}:${two(seconds)}${rest} h`;
-  return minutes ? `${minutes} min ${two(seconds)}${rest}` : `${seconds}${rest} s`;
+  if (!minutes) return `${seconds}${rest} s`;
+  return seconds || rest ? `${minutes} min ${two(seconds)}${rest}` : `${minutes} min`;
 }
 
-/** A length of time, two units at most. */
+/** A length of time, two units at most; days from a hundred hours on. */
 function duration(ms) {
   const s = ms / 1000, two = (n) => String(n).padStart(2, "0");
   if (s < 60) return `${Number(s.toPrecision(3))} s`;
   const whole = Math.round(s);
-  if (whole >= 86400) return `${Math.floor(whole / 86400)} d ${Math.floor(whole / 3600) % 24} h`;
+  if (whole >= 360000) return `${Math.floor(whole / 86400)} d ${Math.floor(whole / 3600) % 24} h`;
   if (whole >= 3600) return `${Math.floor(whole / 3600)} h ${two(Math.floor(whole / 60) % 60)} min`;
   return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
 }

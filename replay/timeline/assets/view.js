@@ -31,7 +31,7 @@ class View {
     this.fill("ground", 0, 0, this.at.width, this.at.height);
     this._axis();
     ctx.save();
-    ctx.beginPath(); ctx.rect(LEFT, STRIP, this.at.width - LEFT - RIGHT, this.at.height - STRIP); ctx.clip();
+    ctx.beginPath(); ctx.rect(LEFT, STRIP, this.at.width - LEFT - RIGHT + 9, this.at.height - STRIP); ctx.clip();
     this.model.order.forEach((cell, row) => this._row(cell, this.at.rowsTop + row * this.at.pitch));
     this._levels();
     this._marks();
@@ -128,7 +128,7 @@ class View {
   _y(value, top, bottom, most) { return bottom - (value / most) * (bottom - top); }
 
   _grid(top, bottom, most) {
-    const step = Math.max(1, nice(most / 4));
+    const step = Math.max(1, nice(most / 5));
     for (let value = 0; value <= most; value += step) {
       const y = Math.round(this._y(value, top, bottom, most)) + 0.5;
       this.line("grid", [[LEFT, y], [this.at.width - RIGHT, y]]);
@@ -175,13 +175,15 @@ class View {
   _found(found) {
     const e = this.model.events, { rowsTop, rowsEnd, pitch } = this.at, places = new Map(this.model.order.map((cell, row) => [cell, row]));
     let last = "";
-    for (const row of found) {
-      if (e.t[row] < this.window.from || e.t[row] > this.window.to) continue;
+    const shown = found.filter((row) => e.t[row] >= this.window.from && e.t[row] <= this.window.to);
+    // Few are ticks as tall as the row; many are a hem below it, through which the row is still seen.
+    const tall = shown.length > 300 ? Math.max(2, pitch * 0.16) : pitch - 1, low = pitch - 1 - tall;
+    for (const row of shown) {
       const x = Math.round(this.x(e.t[row])), place = places.get(e.cell[row]), key = `${x}/${place}`;
       if (key === last) continue;
       last = key;
       if (place === undefined) this.fill("found", x - 0.5, rowsTop - 4, 1.5, rowsEnd - rowsTop + 4);
-      else this.fill("found", x - 1.5, rowsTop + place * pitch, 3, pitch - 1);
+      else this.fill("found", x - 1.5, rowsTop + place * pitch + low, 3, tall);
     }
   }
 
@@ -200,11 +202,18 @@ class View {
     const { levelTop, levelEnd, readyTop, bottom } = this.at;
     for (const [title, top, end, most] of [["executions", levelTop, levelEnd, this.tops.w], ["groups", readyTop, bottom, this.tops.ready]]) {
       this.text(title, LEFT - 7, top - 8, { align: "right", bold: true });
-      const step = Math.max(1, nice(most / 4));
+      const step = Math.max(1, nice(most / 5));
       for (let value = 0; value <= most; value += step) this.text(number(value), LEFT - 7, this._y(value, top, end, most) + 4, { align: "right", size: 11, colour: "faint" });
     }
-    this.text("w and C_R", LEFT + 4, levelTop - 8, { colour: "faint" });
-    this.text(`ready and unclaimed; needed by the batch; rho_min B = ${number(this.model.head.rules.rho_min * this.model.head.rules.B)}`, LEFT + 4, readyTop - 8, { colour: "faint" });
+    const bound = number(this.model.head.rules.rho_min * this.model.head.rules.B);
+    this._said(levelTop - 8, [["level", "waterlevel w = d - f"], ["capacity", "capacity C_R of the serving cells (dashed)"]]);
+    this._said(readyTop - 8, [["ready", "ready and unclaimed; shaded: of them those that the batch still needs"], ["bound", `rho_min B = ${bound} (dotted)`]]);
+  }
+
+  /** Words above a level, each in the colour of its line. */
+  _said(y, parts) {
+    let x = LEFT + 4;
+    for (const [colour, text] of parts) { this.text(text, x, y, { colour }); x += 6.2 * text.length + 18; }
   }
 
   /** The whole run in small, with the window. */

@@ -16,8 +16,10 @@ import pytest
 from replay.invariants.folding import apply
 from replay.invariants.scene import Scene
 from replay.simulator.run import Simulation
-from replay.timeline import Document, fold, html
+from replay.timeline import Document, Tracks, fold, html
+from replay.timeline.axis import ticks
 from replay.timeline.model import ROLES
+from replay.timeline.notes import duration
 from schemas.envelope import Event
 from schemas.kinds import is_decision
 from tests.replay.simulator.small import small
@@ -49,9 +51,9 @@ def page(document: Document) -> str:
 def browse(page: str, tmp_path: Path) -> Browse:
     """Does things on the page, and answers what it shows after each."""
     file = tmp_path / "page.html"
-    file.write_text(page)
 
-    def run(*steps: list[Any], address: str = "") -> Answers:
+    def run(*steps: list[Any], address: str = "", page: str = page) -> Answers:
+        file.write_text(page)
         done = subprocess.run(
             ["node", str(BROWSER), str(file), address],
             input=json.dumps(steps),
@@ -184,6 +186,30 @@ def test_pointing_lists_the_events_behind(browse: Browse, log: list[Event], docu
 
 
 @needs_node
+@pytest.mark.parametrize(
+    ("series", "kinds"),
+    [("step", ["batch.opened", "batch.join-closed"]), ("published", ["burst.opened", "weights.exposed"])],
+)
+def test_pointing_at_a_mark_lists_what_led_to_it(browse: Browse, document: Document, series: str, kinds: list[str]) -> None:
+    t, seq, _ = document.values(series)[-1 if series == "published" else 0]
+    x = 104 + t / document.end * (1200 - 104 - 16)
+    [answer] = browse(["click", x, 40])
+    assert answer["address"] == f"#seq={seq}"
+    behind = answer["panel"].partition("behind ")[2]
+    assert all(kind in behind for kind in kinds), behind
+
+
+@needs_node
+def test_times_are_written_as_in_the_picture(browse: Browse) -> None:
+    spans = [50_000, 200_000, 4_500_000, 57_600_000, 270_000_000, 9 * 86_400_000]
+    answers = browse(*[["ask", f"JSON.stringify(ticks(0, {each}, 12).map((tick) => tick[1]))"] for each in spans])
+    assert [json.loads(each["said"]) for each in answers] == [[text for _, text in ticks(0, each, 12)] for each in spans]
+    seconds = [0.25, 59, 200, 4000, 359_000, 400_000]
+    answers = browse(*[["ask", f"duration({1000 * each})"] for each in seconds])
+    assert [each["said"] for each in answers] == [duration(each) for each in seconds]
+
+
+@needs_node
 def test_it_draws_rows_levels_and_marks_and_zooms(browse: Browse, document: Document) -> None:
     answers = browse(["press", "whole"], ["wheel", 600, -800], ["press", "whole"], ["press", "ground"], ["key", "+"])
     whole, near, again, dark, _ = answers
@@ -197,8 +223,6 @@ def test_it_draws_rows_levels_and_marks_and_zooms(browse: Browse, document: Docu
 
 @needs_node
 def test_parts_of_a_live_run_are_appended(browse: Browse, log: list[Event], document: Document) -> None:
-    from replay.timeline import Tracks
-
     tracks = Tracks(limit=None)
     parts = []
     for index, event in enumerate(log):
@@ -209,3 +233,18 @@ def test_parts_of_a_live_run_are_appended(browse: Browse, log: list[Event], docu
     asked = "JSON.stringify([m.at(1900), m.w, m.find('cell-1').rows])"
     answers = browse(["ask", f"{made} {asked}"], ["ask", asked.replace("m.", "timeline.model.")])
     assert answers[0]["said"] == answers[1]["said"]
+
+
+@needs_node
+def test_a_page_that_is_fed_goes_on_at_the_end(browse: Browse, log: list[Event]) -> None:
+    tracks = Tracks("live", limit=None)
+    for event in log[:900]:
+        tracks.see(event)
+    begin = tracks.take()
+    for event in log[900:]:
+        tracks.see(event)
+    rest = msgspec.json.encode(tracks.take()).decode()
+    answers = browse(["key", "End"], ["ask", f"timeline.append({rest})"], ["key", "ArrowLeft"], page=html.page(begin))
+    assert answers[0]["address"] == "#seq=900"
+    assert f"sequence {log[-1].seq}," in answers[1]["panel"]
+    assert answers[2]["address"] == f"#seq={log[-1].seq - 1}"

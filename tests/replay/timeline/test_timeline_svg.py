@@ -104,7 +104,7 @@ def test_a_hundred_thousand_events_are_no_larger_than_a_picture_needs(document: 
         (200_000, ["0", "30 s", "1 min", "1 min 30", "2 min", "2 min 30", "3 min"]),
         (75 * MINUTE, ["0", "10 min", "20 min", "30 min", "40 min", "50 min", "1 h", "1 h 10"]),
         (16 * HOUR, ["0", "2 h", "4 h", "6 h", "8 h", "10 h", "12 h", "14 h", "16 h"]),
-        (75 * HOUR, ["0", "12 h", "24 h", "36 h", "2 d", "60 h", "3 d"]),
+        (75 * HOUR, ["0", "12 h", "24 h", "36 h", "48 h", "60 h", "72 h"]),
         (9 * DAY, ["0", "1 d", "2 d", "3 d", "4 d", "5 d", "6 d", "7 d", "8 d", "9 d"]),
     ],
 )

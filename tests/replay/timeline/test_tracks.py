@@ -176,6 +176,15 @@ def test_after_every_event_the_document_says_what_the_scene_says(world: dict[str
             assert now["micro_step", index] == -1 or cell.place == "training"
 
 
+def test_a_step_is_made_once_however_often_it_is_said() -> None:
+    log = recorded(seed=3, lose=0.1, lose_cells=0.05)
+    said = [event.seq for event in log if event.kind == "batch.stepped"]
+    told = fold(log).values("step")
+    assert [step for *_, step in told] == list(range(1, 9))
+    assert {seq for _, seq, _ in told} <= set(said)
+    assert len(said) > len(told), "the log says no step twice: choose another seed"
+
+
 def test_parts_appended_are_the_whole() -> None:
     log = recorded(seed=1)
     whole, tracks = fold(log, limit=None), Tracks(limit=None)
