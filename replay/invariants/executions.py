@@ -281,7 +281,8 @@ class OutcomeRule(Invariant):
 class Evaluations(Invariant):
     """An evaluation is asked for after its execution finished, tries numbered from 1; a try is claimed by one evaluator at a
     time, in answer to the request or to a claim that lapsed, and answered by one that claimed it; an evaluation
-    is scored once and a try fails once, and where an evaluator that started again does both, the first counts.
+    is scored once and a try fails once, and where an evaluator that started again does both, the first counts. Only surplus may
+    go without an answer.
 
     Source: DESIGN sections 3 (claims) and 7 (outcome)
     """
@@ -298,10 +299,17 @@ class Evaluations(Invariant):
         """Evaluation to what was answered: a score, or which try failed."""
         self._answered: dict[str, int] = {}
         """The newest try that failed; a large number after a score."""
+        self._execution: dict[str, str] = {}
+        self._surplus: set[str] = set()
+
+    @on("group.ready")
+    def ready(self, event: Event) -> None:
+        self._surplus.update(event.data.surplus)
 
     @on("evaluation.requested")
     def requested(self, event: Event) -> None:
         data: e.EvaluationRequested = event.data
+        self._execution[event.entity] = data.execution
         tries, _ = self._tries.get(event.entity, (0, 0))
         execution = self.scene.executions.get(data.execution)
         if execution is not None and execution.status != "finished":
@@ -345,5 +353,6 @@ class Evaluations(Invariant):
 
     def end(self) -> None:
         for name, (tries, seq) in self._tries.items():
-            if self.evidence.complete and not self.scene.finished and self._answered.get(name, 0) < tries:
+            wanted = self._execution[name] not in self._surplus and not self.scene.finished
+            if self.evidence.complete and wanted and self._answered.get(name, 0) < tries:
                 self.report(seq, name, f"try {tries} was never answered")

@@ -89,9 +89,9 @@ class Progress(msgspec.Struct, kw_only=True):
     """Executions dispatched and not finished: the cell that serves each, empty while queued."""
     running: set[str] = set()
     surplus: int = 0
-    """Executions that were cancelled because their group was complete without them."""
+    """Executions that were given up because their group was complete without them."""
     cancelled: set[str] = set()
-    """Those of them that are not finished."""
+    """Those of them that were cancelled and are not finished."""
     cells: dict[str, CellView] = {}
     measured: list[Measured] = []
     measuring: int = -1
@@ -247,7 +247,6 @@ def _finished(self: Progress, event: Event) -> None:
 
 def _cancelled(self: Progress, event: Event) -> None:
     if _end(self, event.entity):
-        self.surplus += 1
         self.cancelled.add(event.entity)
 
 
@@ -267,7 +266,9 @@ def _end(self: Progress, execution: str) -> bool:
 
 
 def _settled(self: Progress, event: Event) -> None:
+    data: e.ExecutionSettled = event.data
     self.held_out.discard(event.entity)
+    self.surplus += data.reason == "surplus"
 
 
 def _measurement_opened(self: Progress, event: Event) -> None:

@@ -78,6 +78,8 @@ def _told(scenario: Scenario, outcome: Outcome) -> list[tuple[str, ...]]:
     rows.append(("staleness", f"{sum(outcome.staleness) / len(outcome.staleness):.3f}", "mean over all groups"))
     rows.append(("transitions", str(outcome.transitions), f"{outcome.routes_moved} executions moved"))
     rows.append(("excluded", str(outcome.excluded), f"executions, {outcome.discarded} groups discarded"))
+    if outcome.surplus:
+        rows.append(("surplus", str(outcome.surplus), "executions given up"))
     return rows
 
 

@@ -176,7 +176,7 @@ def panel_rows(progress: Progress) -> list[tuple[str, str]]:
     rows.append(("tokens/s", f"{progress.tokens_per_s:.0f}  ({progress.sampled} sampled)"))
     groups = f"{progress.groups_ready} ready, {progress.groups_consumed} consumed"
     groups += f", {progress.groups_discarded} discarded" if progress.groups_discarded else ""
-    groups += f"; {progress.surplus} surplus executions cancelled" if progress.surplus else ""
+    groups += f"; {progress.surplus} surplus executions" if progress.surplus else ""
     rows.append(("groups", groups))
     calls = f"{progress.harness_calls} calls, {progress.reconnects} reconnects, {progress.harness_errors} errors"
     rows.append(("harness", calls))

@@ -8,6 +8,7 @@ requested --nobody claimed--> waiting --due, taken--> claimed by us --scored | f
 What failed before is due later, and each time twice as late: tests that can't give a reward, or a full disk, would
 otherwise fill machine and log for as long as the execution's budget lasts. A claim holds as long as an evaluator that
 lives can need; then whoever is free claims again, in answer to the claim that lapsed. If both answer, the first counts.
+Surplus executions of a group that is ready wait for nothing: nobody claims their evaluations any more.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Book:
                     )
             case "evaluation.scored" | "evaluation.failed":
                 self._known(event.entity)
+            case "group.ready" if event.data.surplus:
+                self._drop(event.data.surplus)
             case "run.finished":
                 self._waiting.clear()
 
@@ -101,6 +104,11 @@ class Book:
         """Whatever is known of it, which is forgotten."""
         found = [known.pop(evaluation, None) for known in (self._waiting, self._taken, self._claimed)]
         return next((request for request in found if request is not None), None)
+
+    def _drop(self, executions: list[str]) -> None:
+        for known in (self._waiting, self._claimed):
+            for name in [name for name, request in known.items() if request.data.execution in executions]:
+                del known[name]
 
     def due(self, evaluation: str) -> int | None:
         """When it may be claimed; None when it may not."""

@@ -28,7 +28,7 @@ from services.mesh.process_group import Launch
 from services.mesh.process_table import Processes
 from services.mesh.service import Context, announce
 
-ABOUT = ("evaluation", "run")
+ABOUT = ("evaluation", "group", "run")
 """What the evaluator follows in LOG."""
 CLAIM_REST_S = 30.0
 """What an evaluation may need besides its tests: to fetch and unpack a workspace, and to answer."""

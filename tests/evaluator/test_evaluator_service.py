@@ -13,7 +13,8 @@ import pytest
 import zstandard
 
 from schemas import streams
-from schemas.events import EvaluationClaimed, EvaluationRequested, RunFinished
+from schemas.events import EvaluationClaimed, EvaluationRequested, GroupReady, RunFinished
+from schemas.ids import evaluation_id, execution_id
 from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
 from services.evaluator.service import CLAIM_REST_S, serve
 from services.mesh.clock import VirtualClock
@@ -300,6 +301,19 @@ async def test_after_the_run_nothing_is_claimed(tmp_path: Path) -> None:
     async with serving(serve, world.context("evaluator")):
         await world.wait("service.joined")
     assert await world.events("evaluation.claimed") == []
+
+
+async def test_what_its_group_does_without_is_not_evaluated(tmp_path: Path) -> None:
+    """Also not by an evaluator that starts again."""
+    world = await world_of(tmp_path, writes("1"), workers=1)
+    surplus, other = evaluation_id(execution_id(0, 1), 1), evaluation_id(execution_id(1, 0), 1)
+    await request(world, evaluation=surplus, execution=execution_id(0, 1), attempt=1)
+    ready = GroupReady(rewards=[], mean=0.0, std=0.0, surplus=[execution_id(0, 1)])
+    await world.say("trajectories", "group.ready", "g-000000", ready)
+    await request(world, evaluation=other, execution=execution_id(1, 0), attempt=1)
+    async with serving(serve, world.context("evaluator")):
+        await answer(world, other)
+    assert [event.entity for event in await world.events("evaluation.claimed")] == [other]
 
 
 async def test_what_failed_is_tried_again_later_and_later(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from schemas.events import EvaluationScored, ExecutionFinished, ExecutionSettled
@@ -49,8 +51,8 @@ class Group(msgspec.Struct, kw_only=True):
 
 class State(msgspec.Struct, kw_only=True):
     seed: int = 0
-    N: int = 0
-    """Executions of a group that count."""
+    N: int = sys.maxsize
+    """Executions of a group that count. A snapshot of before does not say it: there all of them do."""
     limit: int = 5
     """J_max."""
     advantage: Kind = "mean_std"
