@@ -273,7 +273,7 @@ class CellTrainer:
         context, process, cell = self._context, self._process, self.cell
         name, free = min(batch.free.items(), key=lambda item: item[1].seq)
         scope = streams.aggregate_filter(context.run, "micro-step", name)
-        me = self.view.processes[context.cell]
+        me = context.joined
         claimed = e.MicroStepClaimed(batch=batch.id, cell=context.cell, epoch=self.view.epoch, process=me)
         try:
             seq = await process.say(
