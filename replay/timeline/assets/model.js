@@ -149,6 +149,18 @@ class Model {
     return rows;
   }
 
+  /** Where an execution had its slot: [{cell, from, to}]. Empty for anything else. */
+  slotsOf(rows) {
+    const found = [], e = this.events, ends = ["execution.finished", "execution.lost", "execution.cancelled"];
+    let now = null;
+    for (const row of rows) {
+      const { kind } = this.says[e.says[row]], moved = kind === "execution.placed" || kind === "route.moved";
+      if (now && (moved || ends.includes(kind))) { found.push({ ...now, to: e.t[row] }); now = null; }
+      if (moved) now = { cell: e.cell[row], from: e.t[row] };
+    }
+    return now ? [...found, { ...now, to: this.head.end }] : found;
+  }
+
   /** What a person typed: {seq}, or {entity, rows}, or {near: names} when it is neither. */
   find(text) {
     const wanted = text.trim().replace(/^#(seq=)?/, "");

@@ -44,7 +44,7 @@ class Page {
       const ctx = this.canvas.getContext("2d");
       ctx.scale(ratio, ratio);
       this.view.layout(width, height);
-      this.view.draw(ctx, { window: this.window, colours: this.colours, cursor: this.model.events.t[this.row], found: this.found ? this.found.rows : [], hover: this.hover });
+      this.view.draw(ctx, { window: this.window, colours: this.colours, cursor: this.model.events.t[this.row], found: this.found ? this.found.rows : [], slots: this.found ? this.found.slots : [], hover: this.hover });
     });
   }
 
@@ -74,12 +74,13 @@ class Page {
   look(text) {
     const found = this.model.find(text), names = document.getElementById("found");
     names.replaceChildren(...(found.near || []).map((name) => element("option", { value: name })));
-    if (found.seq !== undefined) { this.found = null; this.goTo(found.seq); return; }
-    this.found = found.rows && found.rows.length ? found : null;
+    if (found.seq !== undefined) { this.found = null; this.search.setAttribute("aria-invalid", "false"); this.goTo(found.seq); return; }
+    this.found = found.rows && found.rows.length ? { ...found, slots: found.entity.startsWith("e-") ? this.model.slotsOf(found.rows) : [] } : null;
+    this.search.setAttribute("aria-invalid", String(!this.found));
     if (this.found) { this.search.value = found.entity; this.go(found.rows[0]); } else this.refresh();
   }
 
-  forget() { this.found = this.pointed = null; this.search.value = ""; this.refresh(); }
+  forget() { this.search.setAttribute("aria-invalid", "false"); this.found = this.pointed = null; this.search.value = ""; this.refresh(); }
 
   step(direction, only) { this.go(this.model.step(this.row, direction, only, this.found ? this.found.rows : null)); }
 
@@ -127,7 +128,12 @@ class Page {
       const near = this.model.find(this.search.value).near || [];
       document.getElementById("found").replaceChildren(...near.map((name) => element("option", { value: name })));
     });
-    this.search.addEventListener("change", () => (this.search.value ? this.look(this.search.value) : this.forget()));
+    this.search.addEventListener("change", () => {
+      if (!this.search.value) { this.forget(); return; }
+      this.look(this.search.value);
+      // Arrows then step; in the box they would move the caret.
+      if (this.search.getAttribute("aria-invalid") !== "true") this.canvas.focus();
+    });
     addEventListener("resize", () => this.draw());
     addEventListener("hashchange", () => { this._fromAddress(); this.refresh(); });
     addEventListener("keydown", (event) => this._key(event, middle));

@@ -23,8 +23,8 @@ class View {
   x(t) { return LEFT + ((t - this.window.from) / (this.window.to - this.window.from)) * (this.at.width - LEFT - RIGHT); }
   time(x) { return this.window.from + ((x - LEFT) / (this.at.width - LEFT - RIGHT)) * (this.window.to - this.window.from); }
 
-  /** `cursor`: time; `found`: rows of events to mark; `hover`: index of a cell whose row is pointed at, or -1. */
-  draw(ctx, { window, colours, cursor, found = [], hover = -1 }) {
+  /** `cursor`: time; `found`: rows of events to mark, `slots`: where an execution was; `hover`: index of a cell whose row is pointed at, or -1. */
+  draw(ctx, { window, colours, cursor, found = [], slots = [], hover = -1 }) {
     this.window = window; this.colours = colours; this.ctx = ctx;
     ctx.font = "12px system-ui, Helvetica, Arial, sans-serif";
     ctx.lineWidth = 1; ctx.globalAlpha = 1; ctx.setLineDash([]);
@@ -35,7 +35,7 @@ class View {
     this.model.order.forEach((cell, row) => this._row(cell, this.at.rowsTop + row * this.at.pitch));
     this._levels();
     this._marks();
-    this._found(found);
+    this._found(found, slots);
     ctx.restore();
     this._names(hover);
     this._scales();
@@ -171,10 +171,11 @@ class View {
       if (name === "step" || rows.value[i] > 0 || rows.t[i] > 0) each(Math.round(this.x(rows.t[i])) + 0.5, rows.value[i], rows.seq[i]);
   }
 
-  /** What was searched for: a tick in its cell's row, or over all rows where it has none. */
-  _found(found) {
+  /** What was searched for: a tick in its cell's row, or over all rows where it has none; an execution's slots are bars. */
+  _found(found, slots) {
     const e = this.model.events, { rowsTop, rowsEnd, pitch } = this.at, places = new Map(this.model.order.map((cell, row) => [cell, row]));
     let last = "";
+    for (const { cell, from, to } of slots) this.fill("found", this.x(from), rowsTop + places.get(cell) * pitch + pitch * 0.3, Math.max(1, this.x(to) - this.x(from)), Math.max(2, pitch * 0.25));
     const shown = found.filter((row) => e.t[row] >= this.window.from && e.t[row] <= this.window.to);
     // Few are ticks as tall as the row; many are a hem below it, through which the row is still seen.
     const tall = shown.length > 300 ? Math.max(2, pitch * 0.16) : pitch - 1, low = pitch - 1 - tall;

@@ -12,6 +12,7 @@ class Element {
   replaceChildren(...children) { this.text = ""; this.children = children; }
   after() {}
   setAttribute(name, value) { this.attributes[name] = value; }
+  getAttribute(name) { return this.attributes[name]; }
   addEventListener(kind, run) { (this.listeners[kind] = this.listeners[kind] || []).push(run); }
   removeEventListener(kind, run) { this.listeners[kind] = this.listeners[kind].filter((each) => each !== run); }
   dispatch(kind, event) { for (const run of [...(this.listeners[kind] || [])]) run({ target: this, preventDefault() {}, ...event }); }
@@ -57,8 +58,8 @@ vm.createContext(world);
 for (const [, script] of page.matchAll(/<script>([\s\S]*?)<\/script>/g)) vm.runInContext(script, world);
 
 const verbs = {
-  key: (key, held = {}) => windowed.dispatch("keydown", { key, target: elements.chart, ...held }),
-  search: (text) => { elements.search.value = text; elements.search.dispatch("change", {}); },
+  key: (key, held = {}) => windowed.dispatch("keydown", { key, target: document.activeElement || elements.chart, ...held }),
+  search: (text) => { elements.search.focus(); elements.search.value = text; elements.search.dispatch("change", {}); },
   click: (x, y) => { const at = { offsetX: x, offsetY: y, pointerId: 1, buttons: 1 }; elements.chart.dispatch("pointerdown", at); elements.chart.dispatch("pointerup", at); },
   hover: (x, y) => elements.chart.dispatch("pointermove", { offsetX: x, offsetY: y, buttons: 0 }),
   wheel: (x, deltaY) => elements.chart.dispatch("wheel", { offsetX: x, offsetY: 300, deltaX: 0, deltaY }),

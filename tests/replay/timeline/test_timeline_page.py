@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -147,6 +148,19 @@ def test_search_finds_an_entity_and_arrows_stay_in_it(
     assert found == [*mine[:3], mine[2], mine[2] + 1]
     assert f"{entity}: {len(mine)} events" in answers[0]["panel"]
     assert f"{entity}: {len(mine)} events" not in answers[3]["panel"]
+
+
+@needs_node
+def test_an_executions_slots_are_where_it_was_served(browse: Browse, log: list[Event], document: Document) -> None:
+    moved = next(event.entity for event in log if event.kind == "route.moved")
+    kinds = ("execution.placed", "route.moved", "execution.finished")
+    mine = [event for event in log if event.entity == moved and event.kind in kinds]
+    times = [(event.time_us - document.start_us) // 1000 for event in mine]
+    cells = [event.data.target if event.kind == "route.moved" else event.data.cell for event in mine[:-1]]
+    [answer] = browse(["ask", f"JSON.stringify(timeline.model.slotsOf(timeline.model.eventsOf('{moved}')))"])
+    slots = json.loads(answer["said"])
+    assert [document.cells[each["cell"]].name for each in slots] == cells
+    assert [(each["from"], each["to"]) for each in slots] == list(itertools.pairwise(times))
 
 
 @needs_node
