@@ -117,6 +117,7 @@ class Document(msgspec.Struct, kw_only=True):
     rules: Rules = msgspec.field(default_factory=Rules)
     roles: list[str] = msgspec.field(default_factory=lambda: list(ROLES))
     names: list[str] = []
+    """Entities; empty where everything that would refer to one is left out."""
     checks: list[str] = []
     """Names of rules in reasons."""
     cells: list[CellRow] = []

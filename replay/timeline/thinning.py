@@ -46,6 +46,17 @@ def thin(document: Document, limit: int) -> None:
         _coarsen(document, document.resolution)
 
 
+def forget_names(document: Document) -> None:
+    """Names that nothing in the document refers to any more become empty; the others keep their index."""
+    if not document.left_out:
+        return
+    named = {index for index, each in enumerate(document.series) if each.name in ("micro_step", "batch")}
+    rows = document.changes
+    used = {value for series, value in zip(rows.series, rows.value, strict=True) if series in named}
+    used.update(document.events.entity)
+    document.names = [name if index in used else "" for index, name in enumerate(document.names)]
+
+
 def _leave_out(document: Document, kind: str) -> None:
     says = {index for index, each in enumerate(document.says) if each.kind == kind}
     rows = document.events

@@ -11,7 +11,7 @@ from replay.invariants.folding import apply
 from replay.invariants.scene import CellSeen, Scene
 from replay.timeline.model import ROLES, CellRow, Document, Rules, Says, SeriesRow
 from replay.timeline.notes import note, reasons
-from replay.timeline.thinning import thin
+from replay.timeline.thinning import forget_names, thin
 from schemas.config import Config
 from schemas.envelope import Event
 from schemas.kinds import is_decision
@@ -80,6 +80,7 @@ class Tracks:
             setattr(part, field, getattr(head, field))
         if self._limit is not None:
             thin(part, self._limit)
+            forget_names(part)
         self._part = Document()
         return part
 

@@ -49,7 +49,7 @@ class Model {
     for (const list of LISTS) {
       const from = this[list].length;
       for (const entry of part[list]) this[list].push(entry);
-      if (list === "names") for (let i = from; i < this.names.length; i++) this.index.set(this.names[i], i);
+      if (list === "names") for (let i = from; i < this.names.length; i++) if (this.names[i]) this.index.set(this.names[i], i);
     }
     for (let i = this.rows.length; i < this.series.length; i++) {
       this.rows.push({ seq: [], t: [], value: [] });

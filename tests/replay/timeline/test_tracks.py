@@ -226,6 +226,9 @@ def test_what_is_too_much_for_a_page_is_left_out_and_said() -> None:
     assert {"cell.role-transition", "batch.stepped", "burst.ended", "cell.held"} <= kept
     assert few.changes == whole.changes
     assert set(few.reasons.seq) <= set(few.events.seq)
+    assert len(few.names) == len(whole.names) and few.names.count("") > 100
+    assert all(few.names[each] for each in few.events.entity)
+    assert all(few.names[value] for *_, value in few.values("micro_step", 0) if value >= 0)
 
 
 def test_counts_are_made_coarse_and_roles_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
