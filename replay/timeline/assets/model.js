@@ -97,6 +97,9 @@ class Model {
   rowAt(seq) { return Math.max(0, lastUpTo(this.events.seq, seq)); }
   rowAtTime(t) { return Math.max(0, lastUpTo(this.events.t, t)); }
 
+  /** Whether the event at `seq` is listed. */
+  lists(seq) { return this.events.seq[this.rowAt(seq)] === seq; }
+
   event(row) {
     const e = this.events, says = this.says[e.says[row]];
     return { row, seq: e.seq[row], t: e.t[row], kind: says.kind, owner: says.owner, decision: says.decision,
@@ -192,7 +195,7 @@ class Model {
     const rows = new Set();
     let title;
     if (what.cell !== undefined) {
-      const seq = this.events.seq[this.rowAtTime(to)], role = this.of("role", what.cell), k = lastUpTo(role.seq, seq);
+      const seq = this.events.seq[this.rowAtTime((from + to) / 2)], role = this.of("role", what.cell), k = lastUpTo(role.seq, seq);
       const name = this.cells[what.cell].name;
       title = `${name}: ${k < 0 ? "not there yet" : this.head.roles[role.value[k]]}`;
       for (const each of [this.value("because", seq, what.cell), k < 0 ? 0 : role.seq[k]]) if (each) rows.add(this.rowAt(each));

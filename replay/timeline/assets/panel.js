@@ -28,7 +28,7 @@ class Panel {
   }
 
   link(text, run) { return element("a", { onclick: run, role: "button" }, text); }
-  sequence(seq) { return this.link(`#${seq}`, () => this.go(seq)); }
+  sequence(seq) { return this.model.lists(seq) ? this.link(`#${seq}`, () => this.go(seq)) : `#${seq} (in the log)`; }
   name(text) { return this.link(text, () => this.search(text)); }
 
   _event(event) {

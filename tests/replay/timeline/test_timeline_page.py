@@ -173,6 +173,16 @@ def test_sequences_are_reached_by_search_address_and_links(browse: Browse, log: 
 
 
 @needs_node
+def test_of_a_long_log_the_page_says_what_it_does_not_list(browse: Browse, log: list[Event]) -> None:
+    few = fold(log, limit=600)
+    listed = set(few.events.seq)
+    event = next(each for each in log if each.seq in listed and each.causation and each.causation not in listed)
+    shown, beyond = browse(["search", str(event.seq)], ["search", str(event.causation)], page=html.page(few))
+    assert f"because of #{event.causation} (in the log)" in shown["panel"]
+    assert f"sequence {max(seq for seq in listed if seq < event.causation)}," in beyond["panel"]
+
+
+@needs_node
 def test_reasons_stand_beside_a_decision_with_both_sides(browse: Browse, log: list[Event]) -> None:
     moves = [each for each in log if each.kind == "cell.role-transition" and each.data.phase == "decided" and each.data.target == "train"]
     held = next(each for each in log if each.kind == "cell.held")
