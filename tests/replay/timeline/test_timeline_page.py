@@ -272,3 +272,20 @@ def test_a_page_that_is_fed_goes_on_at_the_end(browse: Browse, log: list[Event])
     assert answers[0]["address"] == "#seq=900"
     assert f"sequence {log[-1].seq}," in answers[1]["panel"]
     assert answers[2]["address"] == f"#seq={log[-1].seq - 1}"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium, to open the page in a browser")
+def test_a_browser_opens_it(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page)
+    quiet = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    shown = subprocess.run(
+        ["chromium", *quiet, "--virtual-time-budget=8000", "--enable-logging=stderr", "--dump-dom", f"{file.as_uri()}#seq=1500"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "<h2>sequence 1500, " in shown.stdout
+    assert "<h1 id=\"title\">small &lt;/script&gt; &amp; &lt;quick&gt;</h1>" in shown.stdout
+    assert "CONSOLE" not in shown.stderr
