@@ -47,6 +47,33 @@ def stepped(step: int, reward: float) -> e.BatchStepped:
     )
 
 
+def test_a_cancelled_execution_ends_once_and_its_refusal_is_no_error() -> None:
+    """Running, and queued; the harness of the first says that it was refused."""
+    names = ["e-000000.00", "e-000000.01"]
+    said = [event(1, "run.started", "r-test", e.RunStarted(seed=0, config=small_config(), tasks=[], code="test"))]
+    for name in names:
+        dispatched = e.ExecutionDispatched(group="g-000000", member=0, task="t")
+        said.append(event(len(said) + 1, "execution.dispatched", name, dispatched))
+    said.append(event(4, "execution.started", names[0], e.ExecutionStarted(attempt=0), owner="harness"))
+    cancelled = e.ExecutionCancelled(reason="surplus", checks=[])
+    said += [event(5 + i, "execution.cancelled", name, cancelled, owner="trajectories") for i, name in enumerate(names)]
+    progress = projected(said)
+    assert (progress.d, progress.p, progress.f, progress.waterlevel) == (2, 2, 2, 0) and not progress.running
+    for seq, name in enumerate(names, start=7):
+        counters = Counters(calls=3, harness_errors=1)
+        finished = e.ExecutionFinished(
+            attempt=0, reason="surplus", exit_code=1, seconds=1.0, workspace="", workspace_digest="", counters=counters
+        )
+        progress.apply(event(seq, "execution.finished", name, finished, owner="harness"))
+        settled = e.ExecutionSettled(attempt=0, outcome="excluded", reward=0.0, reason="surplus")
+        progress.apply(event(seq + 2, "execution.settled", name, settled, owner="trajectories"))
+    assert (progress.p, progress.f) == (2, 2)
+    numbers = figures(progress, peak_rss_bytes=0)
+    assert (numbers["executions"], numbers["executions_surplus"]) == (2, 2)
+    assert (numbers["harness_calls"], numbers["harness_errors"]) == (6, 0)
+    assert "2 surplus executions" in dict(panel_rows(progress))["groups"]
+
+
 def test_time_in_which_the_run_was_stopped_does_not_count() -> None:
     started = e.RunStarted(seed=0, config=small_config(), tasks=[], code="test")
     said = [
