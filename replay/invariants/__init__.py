@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from replay.invariants.base import Call, Evidence, Invariant, Served, Violation
 from replay.invariants.batches import BatchOrder, Bursts, BurstWhole, Claims, JoinClosed
-from replay.invariants.executions import Attempts, Evaluations, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
+from replay.invariants.evaluations import Evaluations
+from replay.invariants.executions import Attempts, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
 from replay.invariants.groups import Admission, Advantages, Groups, Oversampling, RowsDisjoint
 from replay.invariants.held_out import HeldOutApart, HeldOutMeasured
 from replay.invariants.ledger import BoundaryDispatch, Ledger, QueueDepth, Staleness, StalenessSaid, Waterlevel
 from replay.invariants.placements import Capacity, Paused, RoutesToServing, StartRule
 from replay.invariants.protocol import Causes, Decisions, SaidOnce, Timers
+from replay.invariants.reasons import Reasons
 from replay.invariants.recorded import (
     AnswersRecorded,
     CallsAnswered,
@@ -28,7 +30,6 @@ from replay.invariants.targets import NothingLost, StepIsBGroups, TargetsOnce
 from replay.invariants.transitions import (
     CoreRetention,
     Epochs,
-    Reasons,
     SupplyGate,
     TrainingPrefix,
     TransitionPhases,
