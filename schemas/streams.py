@@ -44,9 +44,9 @@ def owner_filter(run: str, owner: str) -> str:
     return f"gyre.{run}.{owner}.>"
 
 
-def about(run: str, *entities: str) -> list[str]:
-    """Filters of everything that anybody says about entities of these kinds."""
-    return [f"gyre.{run}.*.{entity}.>" for entity in entities]
+def about(run: str, *entities: str, owner: str = "*") -> list[str]:
+    """Filters of everything that anybody says about entities of these kinds, or that one service says."""
+    return [f"gyre.{run}.{owner}.{entity}.>" for entity in entities]
 
 
 def chain_filter(run: str, owner: str, entity: str, entity_id: str) -> str:

@@ -296,7 +296,12 @@ class MemoryBus:
         while (left := deadline - loop.time()) > 0:
             if self.up:
                 answer = question()
-                await asyncio.sleep(2 * way_s)
+                if way_s:
+                    way: asyncio.Future[None] = loop.create_future()
+                    self.line.carry(2 * way_s, way, None)
+                    await way
+                else:
+                    await asyncio.sleep(0)
                 if self.up:
                     return answer
             try:

@@ -148,6 +148,13 @@ class MemoryReader:
                     self._sent_to += 1
                     self._deliveries += 1
                     yield stored
+            elif self._steady and bus.smooth and self._stream is not None and (self._turn + 1) % _TURN:
+                assert self._view is not None
+                found = self._following_view(self._view, self._stream.messages)
+                if found is not None:
+                    self._turn += 1
+                    yield found
+                    continue
             try:
                 stored = await self.__anext__()
             except StopAsyncIteration:
@@ -217,12 +224,12 @@ class MemoryReader:
         return stored
 
     def _following_view(self, view: View, messages: list[Stored | None]) -> Stored | None:
-        at = bisect_right(view.seqs, self._cursor.last)
+        seqs, last = view.seqs, self._cursor.last
         if len(messages) < self._sent_to:
             return self._next()
-        if at == len(view.seqs):
+        if not seqs or seqs[-1] <= last:
             return None
-        seq = view.seqs[at]
+        seq = seqs[bisect_right(seqs, last)]
         stored = messages[seq - 1]
         if stored is None:
             return self._next()

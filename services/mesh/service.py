@@ -94,9 +94,10 @@ class Context:
         """Publish one fact (see Publisher.say)."""
         return await self.publisher.say(kind, entity, data, id=id, causation=causation, claim=claim)
 
-    async def events(self, after: int = 0, *, about: Sequence[str] = ()) -> AsyncIterator[Event]:
-        """LOG from `after` on, or what is `about` entities of these kinds: without end, decoded, in order, without gaps."""
-        wanted = streams.about(self.run, *about) if about else None
+    async def events(self, after: int = 0, *, about: Sequence[str] = (), owner: str = "*") -> AsyncIterator[Event]:
+        """LOG from `after` on, or what is `about` entities of these kinds and, where one is named, said by an `owner`:
+        without end, decoded, in order, without gaps."""
+        wanted = streams.about(self.run, *about, owner=owner) if about else None
         async for stored in self.bus.read(streams.log_stream(self.run), after, subject_filter=wanted):
             self.health.events.inc()
             self.health.read_to.set(stored.seq)

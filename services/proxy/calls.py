@@ -229,9 +229,13 @@ class Flight:
                 await self._leave(route, rid, answer)
             part = answer.result()
         finally:
-            answer.cancel()
             moved.cancel()
-            await asyncio.gather(answer, moved, return_exceptions=True)
+            # What nobody waits for any more is over before this call goes on, and its error is seen.
+            answer.cancel()
+            if not answer.done():
+                await asyncio.wait({answer})
+            if not answer.cancelled():
+                answer.exception()
         self._at_engine = None
         if part.finish == "stop" and (not part.ids or part.ids[-1] not in self._stop_ids):
             raise EngineError(

@@ -41,7 +41,7 @@ class Freezer:
         for event in past:
             if event.kind == "execution.sealed" and event.entity not in answered:
                 await self._freeze(event)
-        async for event in self._context.events(end, about=("execution",)):
+        async for event in self._context.events(end, about=("execution",), owner="proxy"):
             if event.kind == "execution.sealed":
                 await self._freeze(event)
 
