@@ -37,7 +37,7 @@ EXACT = 1e-9
 """The identity is one of whole numbers; this is what dividing them costs."""
 TOLERANCE = 0.04
 """For continuous dispatch, whose mean is that of a random process over some hundred groups."""
-MEASURED_BURSTS = 24
+MEASURED_BURSTS = 12
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ def test_staleness_is_the_identity() -> None:
 
 def test_what_a_window_carries_over_its_ends_is_told() -> None:
     """With (1, 1) and this seed, groups of an older version wait at the window's start: two versions more than at its end."""
-    (point,) = grid(seeds=[0], phis=[1.0], mus=[1])
+    (point,) = grid(seeds=[0], phis=[1.0], mus=[1], bursts=24)
     assert point.measured == pytest.approx(1.0 + 2 / 192)
     assert point.carried == pytest.approx(2 / 192)
     assert abs(point.error) < EXACT
