@@ -119,6 +119,9 @@ class Oversampling(Invariant):
     @on("execution.cancelled")
     def cancelled(self, event: Event) -> None:
         self._cancelled[event.entity] = event
+        N = self.scene.rules.scheduler.N
+        if [(each.left, each.right, each.holds) for each in event.data.checks] != [(N, N, True)]:
+            self.violated(event, f"its check is not that {N} of N = {N} are valid")
 
     @on("group.ready")
     def ready(self, event: Event) -> None:

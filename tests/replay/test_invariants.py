@@ -356,6 +356,7 @@ MUTATIONS: dict[str, list[Case]] = {
             "3 rewards of 4 valid ones in the baseline, expected 4",
         ),
         (oversampled(of("execution.cancelled"), _causation=1), None, "was cancelled by another event"),
+        (oversampled(of("execution.cancelled"), checks=[]), None, "its check is not that 4 of N = 4 are valid"),
         (oversampled(surplus_of, -1, surplus=[]), None, "is cancelled, 4 of N = 4 are valid"),
         (oversampled(of("execution.settled", reason="surplus"), reason="completed"), None, "and was not given up"),
         (oversampled(of("execution.settled", reason="surplus"), -1, reason="completed"), None, "settled for 'completed'"),
