@@ -1,38 +1,40 @@
 """Exported logs: one `.gyre` file holds every event of a run, as it lay in the stream.
 
-zstd-compressed JSON Lines. The first line is the manifest; then one line a message: seq, time_us, subject, headers, data
-(the event's bytes, unchanged) and `chain`, a digest of the line before it and of its own content. Invariants, checked
-while reading:
+zstd-compressed JSON Lines, described for other tools in docs/log-files.md. The first line is the manifest; then one line
+a message: seq, time_us, subject, headers, data (the event's bytes, unchanged) and `chain`, a digest of the line before it
+and of its own content. Invariants, checked while reading:
 
 - sequences follow each other without a gap;
 - each line's chain follows from the line before, so the first line that was altered, moved or lost is named;
 - count and last chain are the manifest's.
 
-Reading and writing stream: memory doesn't grow with the log.
+Reading streams: memory doesn't grow with the log. `replay.logwriter` writes.
+
+    >>> log = read(Path("run.gyre"))
+    >>> log.manifest.messages
+    1042
+    >>> for event in log: ...
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any, TypeVar
 
 import msgspec
 import zstandard
 
-from schemas.envelope import Event
+from schemas.envelope import Envelope, Event
 from schemas.errors import GyreError, LogBroken
-from schemas.events import RunStarted
-from schemas.kinds import KINDS
 from services.mesh.bus import Stored
-from services.mesh.codec import decode
+from services.mesh.codec import to_event
 
 FORMAT = "gyre-log"
 VERSION = 1
 _CHAIN_BYTES = 8
+NO_CHAIN = "0" * (2 * _CHAIN_BYTES)
 _LINE_LIMIT = 64 << 20
 _READ = 1 << 18
 
@@ -45,9 +47,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     code: str
     """Identity of the code that ran, from `run.started`."""
+    continued: list[str] = []
+    """Identity of the code that went on with the run, each time that it was continued."""
+    flags: list[str] = []
+    """Decision flags of the run."""
+    seed: int = 0
+    config: dict[str, Any] = {}
+    """The run's configuration, as `run.started` has it."""
     kinds: dict[str, int]
-    """Schema version of each kind that occurs."""
+    """Highest schema version of each kind that occurs."""
+    counts: dict[str, int] = {}
+    """Messages of each kind."""
     messages: int
+    first_us: int = 0
+    """Stored time of the first message, in microseconds since the epoch."""
+    last_us: int = 0
     first_seq: int
     last_seq: int
     digest: str
@@ -55,6 +69,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One message. Keys are written in this order, `chain` last."""
+
     seq: int
     time_us: int
     subject: str
@@ -68,156 +84,125 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class _Bare(msgspec.Struct, frozen=True, kw_only=True):
+    """What an event needs of a line."""
+
+    seq: int
+    time_us: int
+    subject: str
+    data: Envelope
+    chain: str
+
+
 class BadLogFile(GyreError):
     """A log file is not what was exported, or no log file at all."""
 
     exit_code = 2
 
 
-_encoder = msgspec.json.Encoder(order="deterministic")
 _lines = msgspec.json.Decoder(Line)
+_bare = msgspec.json.Decoder(_Bare)
+_CHAIN_END = -len(b'"}')
+_CHAIN_AT = _CHAIN_END - 2 * _CHAIN_BYTES
 _manifests = msgspec.json.Decoder(Manifest)
 
 
-class LogWriter:
-    """Writes messages as they come; the file appears whole, under its name, at `finish` and not before.
-
-    >>> with LogWriter(path) as writer:
-    ...     writer.add(stored)
-    ...     manifest = writer.finish()
-    """
+class Log:
+    """A log file, open for any number of readings. Raises BadLogFile when it is something else."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._body = path.with_name(f".{path.name}.{os.getpid()}.body")
-        self._whole = self._body.with_suffix(".whole")
-        if path.exists() and not path.is_file():
-            # A device or a folder would be replaced, not written to.
-            raise GyreError("is there and no file", where=str(path), remedy="name a file, new or to be replaced")
+        self.manifest = read_manifest(path)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.path} [{self.manifest.messages} messages of {self.manifest.run}]>"
+
+    def __len__(self) -> int:
+        return self.manifest.messages
+
+    def __iter__(self) -> Iterator[Event]:
+        """Every event in order. Raises BadLogFile that names the first place where the file is damaged."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = self._body.open("wb")
-        except OSError as error:
-            raise GyreError(
-                f"cannot write: {error.strerror}", where=str(path), remedy="choose a folder that you may write to"
-            ) from error
-        self._out = zstandard.ZstdCompressor(level=9).stream_writer(self._file, closefd=False)
-        self._chain = ""
-        self._count, self._first, self._last = 0, 0, 0
-        self._run, self._code = "", ""
-        self._kinds: dict[str, int] = {}
+            for line in _checked(self.path, _bare):
+                yield to_event(line.data, seq=line.seq, time_us=line.time_us)
+        except LogBroken as error:
+            raise _bad(self.path, str(error)) from error
 
-    def __enter__(self) -> LogWriter:
-        return self
+    def messages(self) -> Iterator[Stored]:
+        """As they lay in the stream."""
+        return read_messages(self.path)
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._body.unlink(missing_ok=True)
-        self._whole.unlink(missing_ok=True)
-
-    def add(self, stored: Stored) -> None:
-        """The next message. Raises LogBroken when it isn't the one after the last."""
-        if self._count and stored.seq != self._last + 1:
-            raise LogBroken(f"sequence {stored.seq} follows {self._last}", where=stored.subject)
-        event = decode(stored)
-        known = KINDS.get(event.kind)
-        self._kinds.setdefault(event.kind, known.v if known else 0)
-        if event.kind == "run.started":
-            started: RunStarted = event.data
-            self._run, self._code = event.entity, started.code
-        line = Line(
-            seq=stored.seq,
-            time_us=stored.time_us,
-            subject=stored.subject,
-            headers=stored.headers,
-            data=msgspec.Raw(stored.data),
-        )
-        self._chain = chain(self._chain, line)
-        self._out.write(_encoder.encode(msgspec.structs.replace(line, chain=self._chain)) + b"\n")
-        self._count += 1
-        self._first = self._first or stored.seq
-        self._last = stored.seq
-
-    def finish(self) -> Manifest:
-        """Put the manifest in front and the file in its place."""
-        if not self._count:
-            raise GyreError("there is no event to export", where=str(self.path), remedy="name a run that was started")
-        self._out.close()  # type: ignore[no-untyped-call]
-        self._file.close()
-        manifest = Manifest(
-            run=self._run,
-            code=self._code,
-            kinds=dict(sorted(self._kinds.items())),
-            messages=self._count,
-            first_seq=self._first,
-            last_seq=self._last,
-            digest=self._chain,
-        )
-        # The manifest is a zstd frame of its own, so the body needn't be compressed twice.
-        with self._whole.open("wb") as whole, self._body.open("rb") as body:
-            whole.write(zstandard.ZstdCompressor().compress(_encoder.encode(manifest) + b"\n"))
-            shutil.copyfileobj(body, whole)
-        self._whole.replace(self.path)
-        return manifest
+    def data_of(self, seq: int) -> bytes:
+        """What the event at this sequence says, as it was written: JSON. Empty when there is no such event."""
+        for line in _checked(self.path, _bare):
+            if line.seq == seq:
+                return bytes(line.data.data)
+        return b""
 
 
-async def export(messages: AsyncIterator[Stored], path: Path) -> Manifest:
-    """Write every message of a log that is read from a bus."""
-    with LogWriter(path) as writer:
-        try:
-            async for stored in messages:
-                writer.add(stored)
-            return writer.finish()
-        except OSError as error:
-            raise GyreError(
-                f"cannot write: {error.strerror}", where=str(path), remedy="free space there, or choose another folder"
-            ) from error
+def read(path: Path | str) -> Log:
+    """A log file, ready to be read. Raises BadLogFile."""
+    return Log(Path(path))
 
 
 def read_manifest(path: Path) -> Manifest:
     """The first line. Raises BadLogFile when the file is something else."""
-    return _manifest(next(_raw_lines(path), b""), path)
+    lines = _raw_lines(path)
+    try:
+        return _manifest(next(lines, b""), path)
+    finally:
+        lines.close()
 
 
 def read_messages(path: Path) -> Iterator[Stored]:
     """Every message in order. Raises BadLogFile that names the first place where the file is damaged."""
+    for line in _checked(path, _lines):
+        yield line.stored()
+
+
+def read_events(path: Path) -> list[Event]:
+    """The whole log, decoded."""
+    return list(Log(path))
+
+
+_L = TypeVar("_L", Line, _Bare)
+
+
+def _checked(path: Path, decoder: msgspec.json.Decoder[_L]) -> Iterator[_L]:
     lines = _raw_lines(path)
     manifest = _manifest(next(lines, b""), path)
     last, previous, count = manifest.first_seq - 1, "", 0
     for number, raw in enumerate(lines, start=2):
         try:
-            line = _lines.decode(raw)
+            line = decoder.decode(raw)
         except msgspec.DecodeError as error:
             raise _bad(path, f"line {number} (after sequence {last}) is no message: {error}") from None
-        name = _name(line)
         if line.seq != last + 1:
             what = "is missing" if line.seq > last + 1 else "is out of order"
-            raise _bad(path, f"line {number}: sequence {last + 1} {what}; {name} is there")
-        previous = chain(previous, line)
+            raise _bad(path, f"line {number}: sequence {last + 1} {what}; {_name(line)} is there")
+        previous = chain(previous, raw)
         if line.chain != previous:
-            raise _bad(path, f"line {number}: {name} was altered after the export")
+            raise _bad(path, f"line {number}: {_name(line)} was altered after the export")
         last, count = line.seq, count + 1
-        yield line.stored()
+        yield line
     if count != manifest.messages or previous != manifest.digest:
         raise _bad(path, f"ends after sequence {last}, {count} of {manifest.messages} messages are there")
 
 
-def read_events(path: Path) -> list[Event]:
-    """The whole log, decoded."""
-    try:
-        return [decode(stored) for stored in read_messages(path)]
-    except LogBroken as error:
-        raise _bad(path, str(error)) from error
+def with_chain(raw: bytes, digest: str) -> bytes:
+    """The line's bytes with this chain instead of the one that it has."""
+    return raw[:_CHAIN_AT] + digest.encode() + raw[_CHAIN_END:]
 
 
-def chain(previous: str, line: Line) -> str:
-    """Digest of the line before and of this line's content, in hex."""
+def chain(previous: str, raw: bytes) -> str:
+    """Digest, in hex, of the chain of the line before and of this line's bytes, its own chain left empty."""
     digest = hashlib.blake2b(previous.encode(), digest_size=_CHAIN_BYTES)
-    digest.update(_encoder.encode(msgspec.structs.replace(line, chain="")))
+    digest.update(raw[:_CHAIN_AT])
+    digest.update(raw[_CHAIN_END:])
     return digest.hexdigest()
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _raw_lines(path: Path) -> Generator[bytes]:
     rest = b""
     try:
         with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as data:
@@ -246,7 +231,7 @@ def _manifest(line: bytes, path: Path) -> Manifest:
     return manifest
 
 
-def _name(line: Line) -> str:
+def _name(line: Line | _Bare) -> str:
     # subject: gyre.{run}.{owner}.{entity}.{id}.{verb}, and the id may hold a dot.
     parts = line.subject.split(".")
     if len(parts) < 6:

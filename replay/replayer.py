@@ -1,22 +1,35 @@
 """Decide again: feeds a recorded log to the deciders and compares every decision with the recorded one.
 
-For each input the recorded decisions are those that name it as their cause. The state goes on from the recorded ones,
-so one difference doesn't hide what follows; where the state cannot follow a recorded decision, that decider's replay
-stops there and says so. A divergence is a value, not an exception.
+    >>> log = replay.read("run.gyre")
+    >>> result = Replayer().replay(log)
+    >>> result.first is None
+    True
+    >>> for step in Replayer(deciders=[Scheduler()]).steps(log):     # input by input, with the state after each
+    ...     step.event.kind, step.state.d - step.state.f
+
+A divergence is a value, not an exception. Reading streams: memory doesn't grow with the log. `replay.shadow` says how one
+decider is followed, `replay.divergence` what is told of a difference.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from schemas.envelope import Decision, Event
+from replay.admission import Admission, Draws
+from replay.causes import Codes, by_schema
+from replay.divergence import Divergence
+from replay.logfile import Log
+from replay.shadow import Shadow
+from replay.steps import DeciderResult, Step
+from schemas import events as e
+from schemas.envelope import Event
 from schemas.errors import ConfigError
-from services.mesh.decider import Decider, Driver, Mismatch, same
+from services.mesh.decider import Decider
 
 DECIDERS = {
     "scheduler": "services.scheduler.decider:Scheduler",
@@ -24,101 +37,143 @@ DECIDERS = {
     "packer": "services.packer.core.packing:Packer",
 }
 """Where the decider of each deciding service is."""
-
-_KEPT = 20
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One field in which two decisions differ."""
-
-    path: str
-    expected: Any
-    """As recorded."""
-    actual: Any
-    """As computed."""
-
-
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that is not taken again as it was recorded."""
-
-    decider: str
-    seq: int
-    """Sequence of the input on which it was taken."""
-    input_kind: str
-    input_entity: str
-    index: int
-    """Number of the decision among those taken on that input, from 0."""
-    recorded_seq: int
-    """Where the recorded decision lies in the log; 0 when there is none."""
-    expected: Decision | None
-    """As recorded; None where nothing more was recorded."""
-    actual: Decision | None
-    """As computed; None where nothing more is decided."""
-    differences: list[Difference]
-
-    def __str__(self) -> str:
-        place = f"{self.decider}, decision {self.index} on input {self.seq} ({self.input_kind} {self.input_entity})"
-        at = f" at sequence {self.recorded_seq}" if self.recorded_seq else ""
-        lines = [
-            f"{place}:",
-            f"  recorded{at}: {_short(self.expected)}",
-            f"  computed: {_short(self.actual)}",
-        ]
-        lines += [f"    {each.path}: recorded {each.expected!r}, computed {each.actual!r}" for each in self.differences]
-        return "\n".join(lines)
-
-
-class DeciderResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How one decider fared."""
-
-    decider: str
-    inputs: int
-    recorded: int
-    """Decisions in the log."""
-    same: int
-    """Recorded decisions that were taken again, in their place and byte for byte."""
-    unrecorded: int
-    """Decisions computed for the newest inputs, which the log ends too early to hold."""
-    divergences: int
-    first: Divergence | None
-    others: list[Divergence]
-    """Further ones, at most a few."""
-    stopped: str = ""
-    """Why the rest of the log could not be replayed; empty when it was replayed to its end."""
+_CHUNK = 512
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    deciders: list[DeciderResult]
+    """What became of a log, or of what there is of it so far."""
+
     events: int
+    recorded_by: list[str]
+    """Identities of the code that ran."""
+    deciders: list[DeciderResult]
+    admission: Draws | None
+    """The draws of admission; None when the outcome decider isn't replayed, or from a snapshot."""
 
     @property
     def ok(self) -> bool:
-        return not any(each.divergences for each in self.deciders)
+        return not any(each.divergences for each in self._parts())
+
+    @property
+    def divergences(self) -> int:
+        return sum(each.divergences for each in self._parts())
 
     @property
     def first(self) -> Divergence | None:
         """The earliest divergence in the log."""
-        found = [each.first for each in self.deciders if each.first]
-        return min(found, key=lambda each: (each.seq, each.index), default=None)
+        found = [each.first for each in self._parts() if each.first]
+        # Whoever decides tells more than the draws alone.
+        return min(found, key=lambda each: (each.recorded_seq or each.seq, each.seq, each.index), default=None)
+
+    def _parts(self) -> list[DeciderResult | Draws]:
+        return [*self.deciders, *([self.admission] if self.admission is not None else [])]
+
+
+class Replay:
+    """A log being replayed: `feed` it every event in order, then `end`. `Replayer` does both for what is recorded."""
+
+    def __init__(
+        self, deciders: Sequence[Decider[Any]], *, snapshots: Mapping[str, bytes] | None = None, code: str = ""
+    ) -> None:
+        known = snapshots or {}
+        self.shadows = {each.name: Shadow(each, snapshot=known.get(each.name)) for each in deciders}
+        self._admission = Admission() if "trajectories" in self.shadows and not known else None
+        self._events = 0
+        self._code = code
+        self._recorded_by: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<Replay [{self._events} events] {list(self.shadows.values())}>"
+
+    def feed(self, events: Sequence[Event]) -> None:
+        """The next events of LOG. Faster for some hundreds at a time than for one."""
+        begin = 0
+        for index, event in enumerate(events):
+            if event.owner == "operator" and event.kind in ("run.started", "run.continued"):
+                self._feed(events[begin:index])
+                self._see(event)
+                begin = index
+            elif self._admission is not None:
+                self._admission.see(event)
+        self._feed(events[begin:] if begin else events)
+
+    def _feed(self, events: Sequence[Event]) -> None:
+        self._events += len(events)
+        for shadow in self.shadows.values():
+            shadow.follow(events)
+
+    def steps(self, event: Event) -> Iterator[Step]:
+        """The next event of LOG, and the steps that are complete now: take all of them."""
+        self._events += 1
+        self._see(event)
+        for shadow in [each for each in self.shadows.values() if each.wants(event)]:
+            while shadow.advance(each=True):
+                yield shadow.step()
+
+    def end(self) -> Iterator[Step]:
+        """The log is over, or what there is of it: the steps that were not complete."""
+        for shadow in self.shadows.values():
+            shadow.end()
+            while shadow.advance(each=True):
+                yield shadow.step()
+
+    def _see(self, event: Event) -> None:
+        if event.owner == "operator" and isinstance(event.data, e.RunStarted | e.RunContinued):
+            self._recorded_by.append(event.data.code)
+            for shadow in self.shadows.values():
+                shadow.codes = Codes(recorded=event.data.code, replaying=self._code)
+        if self._admission is not None:
+            self._admission.see(event)
+
+    def result(self) -> ReplayResult:
+        """As far as the log was read."""
+        return ReplayResult(
+            events=self._events,
+            recorded_by=list(self._recorded_by),
+            deciders=[shadow.result() for shadow in self.shadows.values()],
+            admission=self._admission.result() if self._admission is not None else None,
+        )
 
 
 class Replayer:
-    """Replays a log for a set of deciders.
+    """Replays logs for a set of deciders; for all of the mesh's when none are given.
 
-    >>> result = Replayer(deciders=load_deciders()).replay(read_events(path))
-    >>> result.first is None
-    True
+    `code` is the identity of the code that replays: a difference is laid to it where the run was recorded by another.
+    `snapshots` (decider to `Step.snapshot`) begin in the middle: what lies before is passed over.
     """
 
-    def __init__(self, *, deciders: Sequence[Decider[Any]]) -> None:
-        self._deciders = deciders
+    def __init__(
+        self,
+        *,
+        deciders: Sequence[Decider[Any]] | None = None,
+        snapshots: Mapping[str, bytes] | None = None,
+        code: str = "",
+    ) -> None:
+        self._deciders = load_deciders() if deciders is None else deciders
+        self._snapshots, self._code = snapshots, code
 
-    def replay(self, events: Sequence[Event]) -> ReplayResult:
-        """The log must be whole from its first event on."""
-        return ReplayResult(
-            deciders=[_replay_one(decider, events) for decider in self._deciders],
-            events=len(events),
-        )
+    def begin(self) -> Replay:
+        """For a log that comes event by event."""
+        return Replay(self._deciders, snapshots=self._snapshots, code=self._code)
+
+    def steps(self, log: Iterable[Event]) -> Iterator[Step]:
+        """Each input of each decider, once everything that was decided on it is known. Those of one decider come in the
+        order of the log. Without a snapshot the log must be whole from its first event on."""
+        replay = self.begin()
+        for event in log:
+            yield from replay.steps(event)
+        yield from replay.end()
+
+    def replay(self, log: Iterable[Event]) -> ReplayResult:
+        """The whole log. Raises BadLogFile when it comes from a file that is damaged."""
+        replay = self.begin()
+        events = iter(log)
+        while chunk := list(islice(events, _CHUNK)):
+            replay.feed(chunk)
+        for _ in replay.end():
+            pass
+        result = replay.result()
+        return _with_schema(result, log) if isinstance(log, Log) else result
 
 
 def load_deciders(names: Iterable[str] = DECIDERS) -> list[Decider[Any]]:
@@ -132,139 +187,12 @@ def load_deciders(names: Iterable[str] = DECIDERS) -> list[Decider[Any]]:
     return found
 
 
-def _replay_one(decider: Decider[Any], events: Sequence[Event]) -> DeciderResult:
-    driver: Driver[Any] = Driver(decider)
-    recorded = _by_cause(driver, events)
-    total = sum(len(group) for group in recorded.values())
-    newest = max(recorded, default=0)
-    pending = set(recorded)
-    inputs = agreed = unrecorded = 0
-    found: list[Divergence] = []
-    stopped = ""
-    for event in events:
-        if not driver.is_input(event):
-            continue
-        inputs += 1
-        pending.discard(event.seq)
-        known = recorded.get(event.seq, [])
-        expected = [_decision(each) for each in known]
-        # Beyond the newest input that was answered the log may simply end before the answers.
-        tail = event.seq >= newest
-        try:
-            mismatch, computed = driver.compare(event, expected, apply_unrecorded=tail)
-        except Exception as error:  # whatever a decider makes of a decision that it would never have taken
-            mismatch, computed = _locate(decider, events, recorded, event), []
-            stopped = f"the state cannot follow what is recorded on input {event.seq}: {type(error).__name__}: {error}"
-        agreed += mismatch.index if mismatch else len(expected)
-        if mismatch is not None and tail and mismatch.expected is None:
-            unrecorded += len(computed) - len(expected)
-        elif mismatch is not None:
-            found.append(_divergence(decider.name, event, mismatch, known))
-        if stopped:
-            break
-    if not stopped:
-        found += [_orphan(decider.name, seq, recorded[seq][0]) for seq in sorted(pending)]
-    found.sort(key=lambda each: (each.seq, each.index))
-    return DeciderResult(
-        decider=decider.name,
-        inputs=inputs,
-        recorded=total,
-        same=agreed,
-        unrecorded=unrecorded,
-        divergences=len(found),
-        first=found[0] if found else None,
-        others=found[1:_KEPT],
-        stopped=stopped,
-    )
-
-
-def _by_cause(driver: Driver[Any], events: Sequence[Event]) -> dict[int, list[Event]]:
-    recorded: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if not driver.is_input(event):
-            recorded[event.causation].append(event)
-    return dict(recorded)
-
-
-def _locate(decider: Decider[Any], events: Sequence[Event], recorded: dict[int, list[Event]], at: Event) -> Mismatch:
-    """The first difference on an input whose recorded decisions the state cannot take: decided anew from before it."""
-    driver: Driver[Any] = Driver(decider)
-    for event in events:
-        if event.seq < at.seq and driver.is_input(event):
-            driver.feed_recorded(event, [_decision(each) for each in recorded.get(event.seq, [])])
-    computed = driver.feed(at)
-    expected = [_decision(each) for each in recorded.get(at.seq, [])]
-    index = next(
-        (i for i, (left, right) in enumerate(zip(expected, computed, strict=False)) if not same(left, right)),
-        min(len(expected), len(computed)),
-    )
-    return Mismatch(
-        seq=at.seq,
-        index=index,
-        expected=expected[index] if index < len(expected) else None,
-        actual=computed[index] if index < len(computed) else None,
-    )
-
-
-def _divergence(name: str, event: Event, mismatch: Mismatch, known: Sequence[Event]) -> Divergence:
-    return Divergence(
-        decider=name,
-        seq=event.seq,
-        input_kind=event.kind,
-        input_entity=event.entity,
-        index=mismatch.index,
-        recorded_seq=known[mismatch.index].seq if mismatch.index < len(known) else 0,
-        expected=mismatch.expected,
-        actual=mismatch.actual,
-        differences=differences(mismatch.expected, mismatch.actual),
-    )
-
-
-def _orphan(name: str, seq: int, event: Event) -> Divergence:
-    """A recorded decision whose cause is no input: nobody can have taken it."""
-    return Divergence(
-        decider=name,
-        seq=seq,
-        input_kind="no input of this decider",
-        input_entity="",
-        index=0,
-        recorded_seq=event.seq,
-        expected=_decision(event),
-        actual=None,
-        differences=[],
-    )
-
-
-def differences(expected: Decision | None, actual: Decision | None) -> list[Difference]:
-    """Field by field; empty when one of the two is absent."""
-    if expected is None or actual is None:
-        return []
-    return list(_differences("", msgspec.to_builtins(expected), msgspec.to_builtins(actual)))
-
-
-_ABSENT = "(absent)"
-
-
-def _differences(path: str, expected: Any, actual: Any) -> Iterable[Difference]:
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for key in sorted({*expected, *actual}, key=str):
-            inner = f"{path}.{key}" if path else str(key)
-            yield from _differences(inner, expected.get(key, _ABSENT), actual.get(key, _ABSENT))
-    elif isinstance(expected, list) and isinstance(actual, list):
-        for index in range(max(len(expected), len(actual))):
-            left = expected[index] if index < len(expected) else _ABSENT
-            right = actual[index] if index < len(actual) else _ABSENT
-            yield from _differences(f"{path}[{index}]", left, right)
-    elif expected != actual or type(expected) is not type(actual):
-        yield Difference(path=path, expected=expected, actual=actual)
-
-
-def _decision(event: Event) -> Decision:
-    return Decision(kind=event.kind, entity=event.entity, data=event.data)
-
-
-def _short(decision: Decision | None) -> str:
-    if decision is None:
-        return "nothing"
-    text = msgspec.json.encode(decision.data).decode()
-    return f"{decision.kind} {decision.entity} {text if len(text) < 400 else text[:400] + '...'}"
+def _with_schema(result: ReplayResult, log: Log) -> ReplayResult:
+    """With first divergences laid to the schema where the bytes in the file say so."""
+    deciders = [
+        msgspec.structs.replace(each, first=by_schema(each.first, log.data_of(each.first.recorded_seq)))
+        if each.first is not None
+        else each
+        for each in result.deciders
+    ]
+    return msgspec.structs.replace(result, deciders=deciders)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import sys
 import tomllib
 import types
@@ -321,6 +322,12 @@ def validate(config: Config, *, where: str) -> None:
         refuse("bus.url holds a password, which would go into the log", "name the server without credentials")
     if "{env:" not in (urlsplit(config.trajectories.database).password or "{env:"):
         refuse("trajectories.database holds a password, which would go into the log", "write {env:NAME} in its place")
+    for name, value in config.harness.env.items():
+        if _SECRET.search(name) and value and "{env:" not in value:
+            refuse(
+                f"harness.env.{name} looks like a secret, which would go into the log",
+                f"write {{env:{name}}} in its place, and give {name} to the harness service",
+            )
     if not all(0 <= beta < 1 for beta in config.trainer.betas):
         refuse(f"trainer.betas = {list(config.trainer.betas)} are not in [0, 1)", "they are decay rates of averages")
     if config.harness.overall_timeout_s < config.harness.timeout_s:
@@ -329,6 +336,8 @@ def validate(config: Config, *, where: str) -> None:
         refuse("trainer.clip_low <= 1 <= trainer.clip_high does not hold", "the interval is around a ratio of 1")
 
 
+_SECRET = re.compile(r"(?:^|_)(?:(?:API_?|ACCESS_?|PRIVATE_?)?KEY|(?:AUTH_?)?TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+"""Names of variables that hold secrets."""
 _COUNT = (1, 2**31 - 1)
 _PORT = (0, 2**16 - 1)
 _NOT_NEGATIVE = (0.0, sys.float_info.max)

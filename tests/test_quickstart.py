@@ -21,7 +21,8 @@ import msgspec
 import psutil
 import pytest
 
-from replay.logfile import LogWriter, read_events, read_messages
+from replay.logfile import read_events, read_messages
+from replay.logwriter import LogWriter
 from services.cli.places import Places
 from services.mesh.bus import Stored
 from services.mesh.codec import decode

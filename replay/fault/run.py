@@ -23,7 +23,7 @@ from replay.fault.plan import Plan
 from replay.fault.setting import RUN, setting_of
 from replay.fault.strike import Striker, Struck
 from replay.invariants import ALL, Violation
-from replay.logfile import LogWriter
+from replay.logwriter import LogWriter
 from replay.virtual.loop import Livelock, Standstill, Unhandled, VirtualLoop
 from replay.worlds.training import wrong_steps
 from schemas import streams

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay.logfile import LogWriter, Manifest
+from replay.logfile import Manifest
+from replay.logwriter import LogWriter
 from replay.simulator.account import Account, Outcome
 from replay.simulator.scenario import Scenario
 from replay.simulator.world import Facts

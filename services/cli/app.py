@@ -153,19 +153,32 @@ def export(
 
 
 @app.command
-def replay(file: Path, /, *, decider: Annotated[list[str] | None, Flag] = None, json: Json = False) -> int:
-    """Decide again from an exported log and compare every decision. Exit code 1 when one differs.
+def replay(
+    *paths: Path,
+    follow: Annotated[str, Parameter(name=["--follow", "-f"])] = "",
+    decider: Annotated[list[str] | None, Flag] = None,
+    state: State = STATE,
+    json: Json = False,
+) -> int:
+    """Decide again from recorded runs and compare every decision. Exit code 1 when one differs, 2 for an unusable file.
 
     Parameters
     ----------
-    file
-        What `gyre export` wrote.
+    paths
+        What `gyre export` wrote; a folder stands for all logs in it.
+    follow
+        Instead of a file: a run that goes on, decided again beside it until it is over.
     decider
         Only this decider; may be given again.
     """
-    from services.cli.log_commands import replay_command
+    from services.cli.replay_command import refuse_both, replay_command
 
-    return replay_command(file, decider or [], json=json)
+    refuse_both(paths, follow)
+    if follow:
+        from services.cli.replay_follow import follow_command
+
+        return follow_command(follow, decider or [], state=state, json=json)
+    return replay_command(paths, decider or [], json=json)
 
 
 @app.command

@@ -1,4 +1,4 @@
-"""`gyre events`, `export`, `replay`, `check`."""
+"""`gyre events`, `export`, `check`."""
 
 from __future__ import annotations
 
@@ -62,43 +62,12 @@ def export_command(run: str | None, output: Path | None, *, state: Path, json: b
     return 0
 
 
-def replay_command(file: Path, names: list[str], *, json: bool) -> int:
-    """0: every decision was taken again. 1: one differs. 2: the file is not a whole log."""
-    from replay.logfile import read_events, read_manifest
-    from replay.replayer import DECIDERS, Replayer, load_deciders
-
-    manifest = read_manifest(file)
-    result = Replayer(deciders=load_deciders(names or DECIDERS)).replay(read_events(file))
-    if json:
-        say_json(
-            {
-                "run": manifest.run,
-                "code": manifest.code,
-                "ok": result.ok,
-                "events": result.events,
-                "deciders": result.deciders,
-                "first": result.first,
-            }
-        )
-        return 0 if result.ok else 1
-    say(f"run {manifest.run}, recorded by {manifest.code}: {result.events} events")
-    for each in result.deciders:
-        tail = f", {each.unrecorded} more that the log ends too early to hold" if each.unrecorded else ""
-        say(f"  {each.decider}: {each.same} of {each.recorded} decisions the same on {each.inputs} inputs{tail}")
-        if each.stopped:
-            say(f"    stopped: {each.stopped}")
-    if result.first:
-        say(f"{sum(each.divergences for each in result.deciders)} differ; the first:")
-        say(str(result.first))
-    return 0 if result.ok else 1
-
-
 def check_command(file: Path, names: list[str], *, json: bool) -> int:
     """0: every invariant holds. 1: one doesn't. 2: the file is not a whole log."""
     from replay.checker import check
-    from replay.logfile import read_events
+    from replay.logfile import read
 
-    report = check(read_events(file), only=names)
+    report = check(read(file), only=names)
     if json:
         say_json({"ok": report.ok, "events": report.events, "checked": report.checked, "violations": report.violations})
         return 0 if report.ok else 1

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from replay.logfile import Manifest, export
+from replay.logfile import Manifest
+from replay.logwriter import export
 from schemas import streams
 from schemas.envelope import Event
 from schemas.errors import BusError, GyreError

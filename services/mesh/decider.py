@@ -80,19 +80,19 @@ class Driver(Generic[S]):
     def feed(self, event: Event) -> list[Decision]:
         """Apply an input and every decision that follows from it; returns the decisions in order. Raises DeciderError
         when they don't end."""
-        at = self._arrive(event)
+        at = self.arrive(event)
         decisions: list[Decision] = []
         for decision in self.decider.decide(self.state, at):
             self._bound(len(decisions), decision, at)
-            self._apply(decision, at)
+            self.apply(decision, at)
             decisions.append(decision)
         return decisions
 
     def feed_recorded(self, event: Event, recorded: Sequence[Decision]) -> None:
         """Apply an input and the decisions that the log holds for it, without deciding."""
-        at = self._arrive(event)
+        at = self.arrive(event)
         for decision in recorded:
-            self._apply(decision, at)
+            self.apply(decision, at)
 
     def feed_tail(self, event: Event, recorded: Sequence[Decision]) -> list[Decision]:
         """Like `feed` where the log holds the first decisions already; returns those it does not hold.
@@ -116,7 +116,7 @@ class Driver(Generic[S]):
         The state afterwards holds the recorded decisions, and with `apply_unrecorded` also those beyond them. Returns
         the first difference, or None, and the decisions computed up to where they could be.
         """
-        at = self._arrive(event)
+        at = self.arrive(event)
         mismatch: Mismatch | None = None
         computed: list[Decision] = []
         for index, decision in enumerate(self.decider.decide(self.state, at)):
@@ -129,12 +129,12 @@ class Driver(Generic[S]):
                     return mismatch, computed
             elif not same(decision, expected):
                 for rest in recorded[index:]:
-                    self._apply(rest, at)
+                    self.apply(rest, at)
                 return Mismatch(seq=event.seq, index=index, expected=expected, actual=decision), computed
-            self._apply(decision, at)
+            self.apply(decision, at)
         missing = recorded[len(computed) :]
         for rest in missing:
-            self._apply(rest, at)
+            self.apply(rest, at)
         if missing:
             mismatch = Mismatch(seq=event.seq, index=len(computed), expected=missing[0], actual=None)
         return mismatch, computed
@@ -148,7 +148,8 @@ class Driver(Generic[S]):
         self.state = msgspec.msgpack.decode(saved.state, type=self.decider.state_type)
         self.now_us, self.position = saved.now_us, saved.position
 
-    def _arrive(self, event: Event) -> Event:
+    def arrive(self, event: Event) -> Event:
+        """Apply an input; returns it as the decider sees it, at the time that it has there."""
         if event.seq <= self.position:
             raise LogBroken(f"input {event.seq} after {self.position}", where=self.decider.name)
         self.position = event.seq
@@ -159,6 +160,12 @@ class Driver(Generic[S]):
         self.decider.evolve(self.state, at)
         return at
 
+    def decide(self, at: Event) -> Iterator[Decision]:
+        """What is decided on an input that arrived, lazily: each decision is applied before the next is asked for."""
+        for taken, decision in enumerate(self.decider.decide(self.state, at)):
+            self._bound(taken, decision, at)
+            yield decision
+
     def _bound(self, taken: int, decision: Decision, at: Event) -> None:
         if taken == self._decision_limit:
             raise DeciderError(
@@ -168,7 +175,8 @@ class Driver(Generic[S]):
                 remedy="it goes in a circle: look at what evolve makes of this kind",
             )
 
-    def _apply(self, decision: Decision, cause: Event) -> None:
+    def apply(self, decision: Decision, cause: Event) -> None:
+        """Apply a decision on the input `cause`, as `arrive` returned it."""
         self.decider.evolve(
             self.state,
             Event(

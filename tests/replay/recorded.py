@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from replay.logfile import LogWriter, Manifest
+from replay.logfile import Manifest
+from replay.logwriter import LogWriter
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Event

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from replay.logfile import BadLogFile, LogWriter, export, read_events, read_manifest, read_messages
+from replay.logfile import BadLogFile, read_events, read_manifest, read_messages
+from replay.logwriter import LogWriter, export
 from schemas.errors import GyreError, LogBroken
 from services.mesh.bus import Stored
 from tests.replay.recorded import recorded, stored, write
