@@ -336,7 +336,7 @@ def validate(config: Config, *, where: str) -> None:
         refuse("trainer.clip_low <= 1 <= trainer.clip_high does not hold", "the interval is around a ratio of 1")
 
 
-_SECRET = re.compile(r"(?:^|_)(?:(?:API_?|ACCESS_?|PRIVATE_?)?KEY|(?:AUTH_?)?TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of variables that hold secrets."""
 _COUNT = (1, 2**31 - 1)
 _PORT = (0, 2**16 - 1)
