@@ -1,5 +1,5 @@
 """The training side of the scripted world: the packer claims groups, cells take micro-steps and are done with them, the core
-makes its update, starts again, and goes back."""
+makes its update, starts again, and goes back; cells are lost with what they hold."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class TrainingSide:
     ready: list[str]
 
     def __init__(self) -> None:
+        self.processes: dict[str, int] = {}
+        """Instance of a cell's service to the sequence at which it joined."""
+        self.cells_lost: list[tuple[str, str]] = []
+        """Cell, and where it stood."""
         self.batch: tuple[str, e.BatchOpened] | None = None
         self.claimed: list[str] = []
         self.claims: dict[str, str] = {}
@@ -74,6 +78,30 @@ class TrainingSide:
         self.joined.append((decision.entity, data.members))
         self.summed = stepped
         self.pending.append(("trainer", "batch.stepped", decision.entity, stepped))
+
+    def _lose_cell(self, name: str) -> None:
+        """The process that has its turn is gone; what it was about to say may still come. Another one joins later."""
+        cell = self.state.cells[name]
+        service = (
+            "rollout"
+            if cell.place == "serving" or (cell.place == "returning" and self.rng.random() < 0.5)
+            else "trainer"
+        )
+        if cell.lost or cell.place == "out" or (name == "cell-0" and service == "trainer"):
+            return
+        self.cells_lost.append((name, cell.place))
+        if self.rng.random() < 0.5:
+            self.pending = [
+                each
+                for each in self.pending
+                if not (each[0] == service and name in (each[2], getattr(each[3], "cell", "")))
+            ]
+        for micro_step in [each for each, by in self.held.items() if by == name and service == "trainer"]:
+            del self.held[micro_step]
+        process = self.processes[f"{service}-{name}"]
+        owner = "scheduler" if service == "rollout" else "trainer"
+        self.say(owner, "cell.lost", name, e.CellLost(service=service, process=process, reason="test"))
+        self.pending.append((service, "service.joined", f"{service}-{name}", e.ServiceJoined(url="", pid=0)))
 
     def _restore(self, version: int) -> None:
         """The core starts again: what it held is gone, and with an older version the batches that made later ones."""

@@ -64,10 +64,6 @@ class World(TrainingSide):
         """How often a cell's process stops to answer; another one joins some time later."""
         self.restore = restore
         """How often the core's process starts again, from any version that isn't older than the exposed one."""
-        self.processes: dict[str, int] = {}
-        """Instance of a cell's service to the sequence at which it joined."""
-        self.cells_lost: list[tuple[str, str]] = []
-        """Cell, and where it stood."""
         self.attempts: dict[str, int] = {}
         """Execution to its newest attempt."""
         self.lost = 0
@@ -226,30 +222,6 @@ class World(TrainingSide):
     def _join(self, service: str, cell: str) -> None:
         self.say(service, "service.joined", f"{service}-{cell}", e.ServiceJoined(url="", pid=0))
         self.processes[f"{service}-{cell}"] = self.seq
-
-    def _lose_cell(self, name: str) -> None:
-        """The process that has its turn is gone; what it was about to say may still come. Another one joins later."""
-        cell = self.state.cells[name]
-        service = (
-            "rollout"
-            if cell.place == "serving" or (cell.place == "returning" and self.rng.random() < 0.5)
-            else "trainer"
-        )
-        if cell.lost or cell.place == "out" or (name == "cell-0" and service == "trainer"):
-            return
-        self.cells_lost.append((name, cell.place))
-        if self.rng.random() < 0.5:
-            self.pending = [
-                each
-                for each in self.pending
-                if not (each[0] == service and name in (each[2], getattr(each[3], "cell", "")))
-            ]
-        for micro_step in [each for each, by in self.held.items() if by == name and service == "trainer"]:
-            del self.held[micro_step]
-        process = self.processes[f"{service}-{name}"]
-        owner = "scheduler" if service == "rollout" else "trainer"
-        self.say(owner, "cell.lost", name, e.CellLost(service=service, process=process, reason="test"))
-        self.pending.append((service, "service.joined", f"{service}-{name}", e.ServiceJoined(url="", pid=0)))
 
     def _answer(self, decision: Decision) -> None:
         data = decision.data
