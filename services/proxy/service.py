@@ -22,6 +22,8 @@ from services.proxy.routes import Routes
 
 ABOUT = ("execution", "route", "cell")
 """What the proxy follows in LOG."""
+CLOSE_S = 3.0
+"""How long a proxy that ends waits for answers that are being stored."""
 DESK = web.AppKey("desk", Desk)
 """What is served now, for those who look inside."""
 
@@ -76,7 +78,12 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
             async for event in context.events(end, about=ABOUT):
                 _follow(desk, event, tasks)
         finally:
-            await desk.close()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await desk.close()
+            except TimeoutError:
+                # An answer that can't be stored now: stored late or never, the next life sees it in RECORDS.
+                context.log.warning("calls in flight are left behind", calls=desk.flights())
 
 
 def _follow(desk: Desk, event: Event, tasks: asyncio.TaskGroup) -> None:

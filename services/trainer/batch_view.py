@@ -214,7 +214,9 @@ class BatchView(msgspec.Struct, kw_only=True):
             ):
                 self.given_up = True
         elif isinstance(data, e.BatchOpened):
-            self.batch = OpenBatch(id=event.entity, data=data)
+            # One of another version was decided before the core went back: nothing comes of it.
+            if data.version == self.stepped:
+                self.batch = OpenBatch(id=event.entity, data=data)
         elif isinstance(data, e.GroupReady):
             self.rewards[event.entity] = [each.reward for each in data.rewards if each.outcome in _IN_BASELINE]
         elif isinstance(data, e.CheckpointSaved):

@@ -62,7 +62,20 @@ def test_without_streaming_a_burst_waits_for_all_of_its_groups() -> None:
     world.claim("m-000001.000", "b-000001")
     world.step(1)
     # The second step's groups are there: it begins at once.
-    assert kinds(world.open(2, groups=2))[0] == "group.claimed"
+    assert kinds(world.open(2, groups=2, version=1))[0] == "group.claimed"
+
+
+def test_a_batch_that_was_opened_before_the_core_went_back_and_is_heard_after_it_gets_nothing() -> None:
+    world = World()
+    for index in range(2):
+        world.dispatch(index)
+        world.ready(index, [[40]])
+    world.open(1, groups=2)
+    world.claim("m-000001.000", "b-000001")
+    world.step(1)
+    world.restore(0)
+    assert world.open(2, groups=2, version=1) == []
+    assert {each.data.batch for each in world.open(3, groups=2) if each.kind == "group.claimed"} == {"b-000003"}
 
 
 def test_kept_back_until_a_cell_would_starve() -> None:

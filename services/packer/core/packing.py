@@ -71,7 +71,8 @@ class Packer:
                 if not any(entity in batch.claimed for batch in state.batches):
                     state.supplies.pop(entity, None)
             case e.BatchOpened() as data:
-                if order_of(entity) > order_of(state.newest_batch):
+                # One of another version was decided before the core went back: its scheduler knows by now, and opens another.
+                if order_of(entity) > order_of(state.newest_batch) and data.version == state.stepped:
                     state.newest_batch = entity
                     left = state.mu - (data.step - 1) % state.mu
                     state.batches.append(OpenBatch(name=entity, groups=data.groups, left=left))
