@@ -124,10 +124,10 @@ class Striker:
         saved = sorted(disk.folders)
         if fault.behind >= len(saved) or not self._member(f"trainer-{CORE}").kill(down_s=fault.down_s):
             return
-        folder = saved[-1 - fault.behind]
-        copy = disk.damage(folder, gone=fault.how == "gone")
         self.note(place)
-        self.later(fault.seconds, lambda: disk.mend(folder, copy))
+        folder = saved[-1 - fault.behind]
+        if disk.damage(folder, gone=fault.how == "gone"):
+            self.later(fault.seconds, lambda: disk.mend(folder))
 
     @_strike.register
     def _host_lost(self, fault: p.HostLost, place: int) -> None:

@@ -16,6 +16,8 @@ class Disk:
     def __init__(self) -> None:
         self.folders: dict[str, dict[str, Any]] = {}
         self.full = False
+        self._copies: dict[str, dict[str, Any]] = {}
+        """What was whole when it was damaged last."""
 
     def __repr__(self) -> str:
         return f"<Disk [{len(self.folders)} folders{', full' if self.full else ''}]>"
@@ -40,17 +42,20 @@ class Disk:
     def remove(self, folder: str | Path) -> None:
         self.folders.pop(str(folder), None)
 
-    def damage(self, folder: str | Path, *, gone: bool = False) -> dict[str, Any]:
-        """Fault: what lies there can't be read any more, or is gone. Returns a copy of what lay there."""
+    def damage(self, folder: str | Path, *, gone: bool = False) -> bool:
+        """Fault: what lies there can't be read any more, or is gone. Whether something whole lay there."""
         known = self.folders.pop(str(folder), {})
         if known and not gone:
             self.folders[str(folder)] = dict.fromkeys(known, DAMAGED)
-        return known
+        whole = bool(known) and DAMAGED not in known.values()
+        if whole:
+            self._copies[str(folder)] = known
+        return whole
 
-    def mend(self, folder: str | Path, copy: dict[str, Any]) -> None:
-        """A copy is put back, unless something whole was written there meanwhile."""
+    def mend(self, folder: str | Path) -> None:
+        """A copy of what lay there last is put back, unless something whole lies there."""
         if all(value is DAMAGED for value in self.folders.get(str(folder), {}).values()):
-            self.folders[str(folder)] = copy
+            self.folders[str(folder)] = self._copies[str(folder)]
 
     def wipe(self) -> None:
         """Fault: the host is gone."""

@@ -11,6 +11,7 @@ import pytest
 
 from replay.virtual.life import Life
 from replay.virtual.loop import VirtualLoop
+from replay.worlds.disk import Disk
 from replay.worlds.exchange import WorldExchange
 from replay.worlds.group import WorldGroup
 from replay.worlds.training import Inline, Takes, WorldCell, wrong_steps
@@ -293,3 +294,18 @@ def _stepped(gap: GapStats) -> e.BatchStepped:
         gap=gap,
         seconds=1.0,
     )
+
+
+def test_what_is_put_back_is_what_was_whole_last() -> None:
+    disk = Disk()
+    for content in ("old", "new"):
+        disk.make(FOLDER)
+        disk.write(FOLDER, "manifest", content)
+        assert disk.damage(FOLDER)
+    assert not disk.damage(FOLDER, gone=True)
+    disk.mend(FOLDER)
+    assert disk.read(FOLDER, "manifest") == "new"
+    disk.make(FOLDER)
+    disk.write(FOLDER, "manifest", "newest")
+    disk.mend(FOLDER)
+    assert disk.read(FOLDER, "manifest") == "newest"
