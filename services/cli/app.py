@@ -157,10 +157,15 @@ def replay(
     *paths: Path,
     follow: Annotated[str, Parameter(name=["--follow", "-f"])] = "",
     decider: Annotated[list[str] | None, Flag] = None,
+    at: str = "",
+    until: str = "",
+    step: Annotated[bool, Flag] = False,
     state: State = STATE,
     json: Json = False,
 ) -> int:
     """Decide again from recorded runs and compare every decision. Exit code 1 when one differs, 2 for an unusable file.
+
+    With one of --at, --until, --step it debugs one recorded run instead: where it stood, and why.
 
     Parameters
     ----------
@@ -170,9 +175,19 @@ def replay(
         Instead of a file: a run that goes on, decided again beside it until it is over.
     decider
         Only this decider; may be given again.
+    at
+        Show the scheduler's state after this event (1234), or at this time (1h30m, 2026-01-02T03:04:05Z).
+    until
+        Show the state where this begins to hold, for example 'w <= 12'; an unknown name lists them all.
+    step
+        Go decision by decision, from --at on and to --until; a key goes on, s shows the state, q ends.
     """
     from services.cli.replay_command import refuse_both, replay_command
 
+    if at or until or step:
+        from services.cli.debug_command import debug_command
+
+        return debug_command(paths, at=at, until=until, step=step, follow=follow, decider=decider, json=json)
     refuse_both(paths, follow)
     if follow:
         from services.cli.replay_follow import follow_command
