@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -164,9 +164,21 @@ class Walk:
             start_us=self.first.time_us,
         )
 
-    def to(self, point: Point, *, before: bool = False) -> Moment:
+    def end(self, *, see: Callable[[Moment], None] | None = None) -> Moment:
+        """The last moment of the log; `see` gets every one. Raises ConfigError when there is none."""
+        moment: Moment | None = None
+        while (following := self.step()) is not None:
+            moment = following
+            if see is not None:
+                see(moment)
+        if moment is None:
+            raise _empty()
+        return moment
+
+    def to(self, point: Point, *, before: bool = False, see: Callable[[Moment], None] | None = None) -> Moment:
         """The moment at the point: after the event with that sequence, or after the last that was stored by that time.
-        With `before`, the moment before it. Raises ConfigError when the log doesn't reach there."""
+        With `before`, the moment before it. `see` gets every moment until there. Raises ConfigError when the log doesn't
+        reach there."""
         moment: Moment | None = None
         while (ahead := self.ahead) is not None:
             assert self.first is not None
@@ -181,9 +193,11 @@ class Walk:
                     raise _outside(point, self._whole())
                 return moment
             moment = self.step()
+            if see is not None and moment is not None:
+                see(moment)
         span = self.span if self.first is not None else None
         if moment is None or span is None:
-            raise ConfigError("the log holds no event", where="--at", remedy="export a run that has begun")
+            raise _empty()
         if point.seq == moment.event.seq or (not point.seq and point.at_us(span.start_us) <= span.end_us):
             return moment
         raise _outside(point, span)
@@ -213,6 +227,10 @@ class Walk:
                 yield event, cause or event
         for event in waiting:
             yield event, None
+
+
+def _empty() -> ConfigError:
+    return ConfigError("the log holds no event", where="--at", remedy="export a run that has begun")
 
 
 def check_inside(log: Log, point: Point) -> None:

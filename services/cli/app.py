@@ -160,12 +160,13 @@ def replay(
     at: str = "",
     until: str = "",
     step: Annotated[bool, Flag] = False,
+    why: str = "",
     state: State = STATE,
     json: Json = False,
 ) -> int:
     """Decide again from recorded runs and compare every decision. Exit code 1 when one differs, 2 for an unusable file.
 
-    With one of --at, --until, --step it debugs one recorded run instead: where it stood, and why.
+    With one of --at, --until, --step, --why it debugs one recorded run instead: where it stood, and why.
 
     Parameters
     ----------
@@ -181,13 +182,17 @@ def replay(
         Show the state where this begins to hold, for example 'w <= 12'; an unknown name lists them all.
     step
         Go decision by decision, from --at on and to --until; a key goes on, s shows the state, q ends.
+    why
+        Tell why a cell (cell-2) was in its role at the end or --at, and what held it back; or the life of an execution
+        (e-000012.03), a group (g-000012), a batch (b-000003), a micro-step (m-000003.007).
     """
     from services.cli.replay_command import refuse_both, replay_command
 
-    if at or until or step:
-        from services.cli.debug_command import debug_command
+    if at or until or step or why:
+        from services.cli.debug_command import debug_command, refuse_deciding
 
-        return debug_command(paths, at=at, until=until, step=step, follow=follow, decider=decider, json=json)
+        refuse_deciding(follow, decider or [])
+        return debug_command(paths, at=at, until=until, step=step, why=why, json=json)
     refuse_both(paths, follow)
     if follow:
         from services.cli.replay_follow import follow_command

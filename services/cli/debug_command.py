@@ -25,17 +25,25 @@ from services.cli.debug_view import Steps, event_line, say_state
 from services.cli.output import say, say_json, say_json_line
 
 
-def debug_command(
-    paths: Sequence[Path], *, at: str, until: str, step: bool, follow: str, decider: list[str] | None, json: bool
-) -> int:
-    """Raises ConfigError unless one file is named, and nothing that belongs to deciding again."""
-    if follow or decider:
+def refuse_deciding(follow: str, deciders: Sequence[str]) -> None:
+    """Raises ConfigError where something is asked for that belongs to deciding again."""
+    if follow or deciders:
         raise ConfigError(
             f"{'--follow' if follow else '--decider'} decides again, and debugging doesn't", remedy="leave it out"
         )
+
+
+def debug_command(paths: Sequence[Path], *, at: str, until: str, step: bool, why: str, json: bool) -> int:
+    """Raises ConfigError unless one file is named, and one question."""
     if len(paths) != 1 or paths[0].is_dir():
         raise ConfigError("debugging looks at one log", remedy="name one file that `gyre export` wrote")
+    if why and (until or step):
+        raise ConfigError("--why asks something else than --until and --step", remedy="leave one of them out")
     log = read(paths[0])
+    if why:
+        from services.cli.why_command import why_command
+
+        return why_command(log, why, place_of(log, at), json=json)
     if step:
         return step_command(log, at=at, until=until, json=json)
     return state_command(log, at=at, until=until, json=json)

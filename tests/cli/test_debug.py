@@ -147,3 +147,30 @@ def test_debugging_looks_at_one_log(log: Path) -> None:
     for paths in ([], [str(log), str(log)], [str(log.parent)]):
         with pytest.raises(ConfigError, match="debugging looks at one log"):
             app(["replay", *paths, "--at", "3"])
+
+
+def test_why_tells_of_cells_and_of_what_goes_through_them(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = next(each for each in read(log) if each.kind == "cell.held")
+    text = said(capsys, "replay", log, "--why", held.entity, "--at", held.seq)
+    assert "what held it back from training" in text and "waterlevel (2) holds it back" in text
+    found = json.loads(said(capsys, "replay", log, "--why", held.entity, "--at", held.seq, "--json"))
+    assert found["role"] == "rollout" and found["at"]["seq"] == held.seq
+    text = said(capsys, "replay", log, "--why", "e-000000.00")
+    assert text.startswith("e-000000.00\n\ndispatch\n") and "capacity (1): " in text
+    assert json.loads(said(capsys, "replay", log, "--why", "b-000001", "--json"))["entity"] == "b-000001"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--why", "cell-77"], "cells there: cell-0"),
+        (["--why", "e-999999.00"], "there is no execution e-999999.00"),
+        (["--why", "everything"], "is nothing that can be asked about"),
+        (["--why", "cell-0", "--at", "99999999"], "is outside of the log"),
+        (["--why", "cell-0", "--step"], "--why asks something else"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(log: Path, words: list[str], what: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        app(["replay", str(log), *words])
+    assert what in str(refused.value)
