@@ -223,6 +223,8 @@ class EvaluationRequested(Value, frozen=True, kw_only=True):
 
 class EvaluationClaimed(Value, frozen=True, kw_only=True):
     evaluator: str
+    process: int = 0
+    """Sequence at which the process that claims it joined; 0 where it isn't known."""
 
 
 class EvaluationScored(Value, frozen=True, kw_only=True):

@@ -88,6 +88,8 @@ class Mesh:
         self.rows = WorldRows()
         self.watchers: list[Callable[[Event], None]] = []
         """Called for each event as it is stored, in order, outside of all lives."""
+        self.set_back_s = 0.0
+        """By how much clocks were set back: what is timed by one of them lasts longer by as much."""
         self._finished = asyncio.Event()
         self._said_at = self._stirred_at = 0.0
 
@@ -151,10 +153,10 @@ class Mesh:
         self._stirred_at = self.loop.time()
 
     async def _until_over(self) -> None:
-        limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s
         log = self.broker.stream(streams.log_stream(s.RUN))
         while True:
             now = self.loop.time()
+            limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s + self.set_back_s
             if len(log.messages) > MOST_EVENTS:
                 self.report("endless", f"more than {MOST_EVENTS} events; {self._waiting()}")
                 return

@@ -196,6 +196,7 @@ class Striker:
     def _clock_jump(self, fault: p.ClockJump, place: int) -> None:
         clock = self._mesh.clock if fault.who == "server" else self._member(fault.who).clock
         clock.off_us += round(fault.by_s * MICROSECONDS)
+        self._mesh.set_back_s += max(0.0, -fault.by_s)
         self.note(place)
 
     @_strike.register

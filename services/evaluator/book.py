@@ -2,12 +2,13 @@
 
 requested --nobody claimed--> waiting --due, taken--> claimed by us --scored | failed--> gone
                                 |   ^                                  ^
-                                |   `--lapsed: its evaluator is dead   |
+                                |   `--lapsed: who claimed is dead     |
                                 `--claimed by another------------------'
 
 What failed before is due later, and each time twice as late: tests that can't give a reward, or a full disk, would
-otherwise fill machine and log for as long as the execution's budget lasts. A claim holds as long as an evaluator that
-lives can need; then whoever is free claims again, in answer to the claim that lapsed. If both answer, the first counts.
+otherwise fill machine and log for as long as the execution's budget lasts. A claim names its process and holds as long
+as an evaluator that lives can need, or until a later process of the same evaluator reads it, be it stored before that one
+joined or after: then whoever is free claims again, in answer to the claim that lapsed. If both answer, the first counts.
 Surplus executions of a group that is ready wait for nothing: nobody claims their evaluations any more.
 """
 
@@ -42,8 +43,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """When it may be claimed, in microseconds since the epoch; 0 for at once."""
     holder: str = ""
     """Another evaluator, which claimed it and has until `due_us` to answer."""
-    claimed: bool = False
-    """It was claimed by this evaluator before it started again."""
 
     def fact_id(self, verb: str) -> str:
         return f"{self.id}.{verb}.{self.data.tries}"
@@ -53,13 +52,14 @@ class Book:
     def __init__(self, evaluator: str, holds_us: Callable[[EvaluationRequested], int]) -> None:
         """`holds_us` tells for how long a claim of such an evaluation holds."""
         self._evaluator, self._holds_us = evaluator, holds_us
+        self.process = 0
+        """Sequence at which this process joined; 0 before, when no claim is its own."""
         self._taken: dict[str, Request] = {}
         """Those that a worker of ours is about to claim."""
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._claimed: OrderedDict[str, Request] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Book {self._evaluator} [{len(self._waiting)} waiting, {len(self._claimed)} claimed]>"
+        return f"<Book {self._evaluator} [{len(self._waiting)} waiting]>"
 
     def __len__(self) -> int:
         """Evaluations that nobody claimed, due or not."""
@@ -78,14 +78,7 @@ class Book:
                     due_us=due_us(event),
                 )
             case "evaluation.claimed":
-                request = self._known(event.entity)
-                if request is not None and event.data.evaluator == self._evaluator:
-                    self._claimed[event.entity] = request
-                elif request is not None:
-                    lapses_us = event.time_us + self._holds_us(request.data)
-                    self._waiting[event.entity] = msgspec.structs.replace(
-                        request, after=event.seq, holder=event.data.evaluator, due_us=lapses_us
-                    )
+                self._claimed(event)
             case "evaluation.scored" | "evaluation.failed":
                 self._known(event.entity)
             case "group.ready" if event.data.surplus:
@@ -100,15 +93,28 @@ class Book:
             self._taken[found.evaluation] = self._waiting.pop(found.evaluation)
         return found
 
+    def _claimed(self, event: Event) -> None:
+        request, claimed = self._known(event.entity), event.data
+        if request is None:
+            return
+        same = claimed.evaluator == self._evaluator
+        if same and self.process and claimed.process == self.process:
+            return
+        if same and (not self.process or claimed.process < self.process):
+            # An earlier process of this evaluator, which is dead: nobody will answer.
+            after, holder, due = event.seq, "", 0
+        else:
+            after, holder, due = event.seq, claimed.evaluator, event.time_us + self._holds_us(request.data)
+        self._waiting[event.entity] = msgspec.structs.replace(request, after=after, holder=holder, due_us=due)
+
     def _known(self, evaluation: str) -> Request | None:
         """Whatever is known of it, which is forgotten."""
-        found = [known.pop(evaluation, None) for known in (self._waiting, self._taken, self._claimed)]
+        found = [known.pop(evaluation, None) for known in (self._waiting, self._taken)]
         return next((request for request in found if request is not None), None)
 
     def _drop(self, executions: list[str]) -> None:
-        for known in (self._waiting, self._claimed):
-            for name in [name for name, request in known.items() if request.data.execution in executions]:
-                del known[name]
+        for name in [name for name, request in self._waiting.items() if request.data.execution in executions]:
+            del self._waiting[name]
 
     def due(self, evaluation: str) -> int | None:
         """When it may be claimed; None when it may not."""
@@ -118,12 +124,6 @@ class Book:
     def dues(self) -> list[int]:
         """When each that may be claimed may be."""
         return [request.due_us for request in self._waiting.values()]
-
-    def left_undone(self) -> list[Request]:
-        """After a restart: what an earlier process of this evaluator claimed and did not answer."""
-        undone = [msgspec.structs.replace(request, claimed=True) for request in self._claimed.values()]
-        self._claimed.clear()
-        return undone
 
 
 def due_us(requested: Event) -> int:

@@ -1,6 +1,6 @@
 """The evaluator: a worker that claims requested evaluations, runs them, and says their scores.
 
-    history --> end orphans --> run again what was claimed and not answered --> claim, run, answer ... until cancelled
+    history --> end orphans --> claim, run, answer ... what an earlier process left undone too ... until cancelled
 
 It decides nothing. Several may serve a run under names of their own: a claim is stored only at the request's sequence,
 so one of them wins. A free worker claims, not before, so the load follows who has time.
@@ -57,6 +57,7 @@ async def serve(
         for home in sorted(await asyncio.to_thread(processes.homes, str(folder_of(context)))):
             await asyncio.to_thread(processes.kill, 0, 0, home)
         await announce(context)
+        evaluator.book.process = context.joined
         reading[0] = ""
         try:
             await evaluator.work(after)
@@ -72,12 +73,10 @@ class Evaluator:
         self._context, self._launch, self._guard, self._folders = context, launch, guard, folders
         self._tasks = {(False, task.name): task for task in context.started.tasks}
         self._tasks |= {(True, task.name): task for task in context.started.held_out}
-        self._undone: list[Request] = []
         self._arrived = asyncio.Condition()
 
     async def work(self, after: int) -> None:
         """Follows LOG from `after` with as many workers as configured."""
-        self._undone = self.book.left_undone()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._context.config.evaluator.workers):
                 tasks.create_task(self._worker())
@@ -105,7 +104,7 @@ class Evaluator:
     async def _worker(self) -> None:
         while True:
             request = await self._next()
-            if request.claimed or await self._claim(request):
+            if await self._claim(request):
                 self.running += 1
                 try:
                     await self._evaluate(request)
@@ -113,8 +112,6 @@ class Evaluator:
                     self.running -= 1
 
     async def _next(self) -> Request:
-        if self._undone:
-            return self._undone.pop(0)
         async with self._arrived:
             while (request := self.book.take(self._context.clock.now_us())) is None:
                 await self._arrived.wait()
@@ -122,13 +119,13 @@ class Evaluator:
 
     async def _claim(self, request: Request) -> bool:
         context = self._context
-        # An evaluator may claim again what it lost to another that died after it.
+        # An evaluator may claim again what an earlier process of it left undone, or another that it had lost it to.
         again = f".{request.after}" if request.after != request.seq else ""
         try:
             await context.say(
                 "evaluation.claimed",
                 request.evaluation,
-                EvaluationClaimed(evaluator=context.instance),
+                EvaluationClaimed(evaluator=context.instance, process=context.joined),
                 id=f"{request.fact_id('claimed')}.{context.instance}{again}",
                 causation=request.after,
                 claim=(streams.aggregate_filter(context.run, "evaluation", request.evaluation), request.after),

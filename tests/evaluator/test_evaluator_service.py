@@ -237,7 +237,8 @@ async def test_what_was_claimed_and_not_answered_runs_again(tmp_path: Path) -> N
         assert (await answer(world, "v-000000.02-1")).score == 1.0
     scored = await world.events("evaluation.scored", "evaluation.failed")
     assert other not in [event.entity for event in scored]
-    assert len(await world.events("evaluation.claimed")) == 3
+    claims = [event for event in await world.events("evaluation.claimed") if event.entity == mine]
+    assert claims[1].causation == claims[0].seq and claims[1].data.process > claims[0].data.process
 
 
 async def test_a_dead_evaluators_claim_lapses_and_another_takes_it(tmp_path: Path) -> None:
@@ -278,6 +279,25 @@ async def test_a_claim_that_is_made_while_it_listens_lapses_too(tmp_path: Path) 
         assert (await answer(world)).score == 1.0
 
 
+async def test_what_a_dead_process_of_its_own_claims_late_is_claimed_again(tmp_path: Path) -> None:
+    """Stored after the process that follows it joined; a later process's claim stays that one's."""
+    clock = VirtualClock()
+    world = await world_of(tmp_path, FULL_REWARD, clock=clock)
+    late, later = EVALUATION, "v-000000.01-1"
+    async with serving(serve, world.context("evaluator")):
+        joined = (await world.wait("service.joined")).seq
+        for evaluation, process in ((late, joined - 1), (later, joined + 1)):
+            # Asked for again after a failure, so that it may not claim yet.
+            await request(world, evaluation=evaluation, tries=2)
+            claimed = EvaluationClaimed(evaluator="evaluator", process=process)
+            await world.say("evaluator", "evaluation.claimed", evaluation, claimed)
+        assert (await answer(world, late)).score == 1.0
+        await request(world, evaluation="v-000000.02-1")
+        await answer(world, "v-000000.02-1")
+    scored = await world.events("evaluation.scored", "evaluation.failed")
+    assert [event.entity for event in scored] == [late, "v-000000.02-1"]
+
+
 async def test_stopping_in_the_middle_and_starting_again(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     tests = f'echo $$ >> "{tmp_path}/up"; : < "{tmp_path}/gate"; ' + writes("0.5")
@@ -291,7 +311,7 @@ async def test_stopping_in_the_middle_and_starting_again(tmp_path: Path) -> None
         assert (await answer(world)).score == 0.5
     os.close(gate)
     kinds = [event.kind for event in await world.events("evaluation.claimed", "evaluation.scored", "evaluation.failed")]
-    assert kinds == ["evaluation.claimed", "evaluation.scored"]
+    assert kinds == ["evaluation.claimed", "evaluation.claimed", "evaluation.scored"]
 
 
 async def test_after_the_run_nothing_is_claimed(tmp_path: Path) -> None:
