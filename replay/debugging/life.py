@@ -219,12 +219,10 @@ class _Execution(_Story):
         elif verb == "finished":
             self._finished(data)
         elif verb == "sealed":
-            self.tell(
-                "calls",
-                f"attempt {data.attempt}: {data.records} records of calls in RECORDS, the last at {data.last_record}",
-            )
+            text = f"attempt {data.attempt}: {data.records} in RECORDS, the last at sequence {data.last_record} there"
+            self.tell("calls", text)
         elif verb == "tree-frozen":
-            self.tell("trajectories", f"{len(data.leaves)} leaves, of classes {sorted(set(data.classes))}")
+            self.tell("trajectories", f"leaves by class of (4): {_counted(data.classes)}")
 
     def _finished(self, data: Any) -> None:
         counters = data.counters
@@ -299,6 +297,11 @@ class _MicroStep(_Story):
         return True
 
 
+def _counted(classes: list[int]) -> str:
+    return ", ".join(f"{classes.count(each)} {_CLASSES[each]}" for each in sorted(set(classes))) or "none"
+
+
+_CLASSES = ("main", "main-summary", "sub-agent", "sub-agent-summary")
 _TITLES = {
     "execution.dispatched": "dispatch",
     "execution.finished": "finish",

@@ -161,12 +161,14 @@ def replay(
     until: str = "",
     step: Annotated[bool, Flag] = False,
     why: str = "",
+    diff: Annotated[bool, Flag] = False,
     state: State = STATE,
     json: Json = False,
 ) -> int:
     """Decide again from recorded runs and compare every decision. Exit code 1 when one differs, 2 for an unusable file.
 
-    With one of --at, --until, --step, --why it debugs one recorded run instead: where it stood, and why.
+    With one of --at, --until, --step, --why it debugs one recorded run instead: where it stood, and why; with --diff it
+    compares two.
 
     Parameters
     ----------
@@ -185,13 +187,19 @@ def replay(
     why
         Tell why a cell (cell-2) was in its role at the end or --at, and what held it back; or the life of an execution
         (e-000012.03), a group (g-000012), a batch (b-000003), a micro-step (m-000003.007).
+    diff
+        Compare two logs: configuration, the first decision that parts, when each step was made, idle cells, figures.
     """
     from services.cli.replay_command import refuse_both, replay_command
 
-    if at or until or step or why:
+    if at or until or step or why or diff:
         from services.cli.debug_command import debug_command, refuse_deciding
 
         refuse_deciding(follow, decider or [])
+        if diff:
+            from services.cli.diff_command import diff_command
+
+            return diff_command(paths, alone=not (at or until or step or why), json=json)
         return debug_command(paths, at=at, until=until, step=step, why=why, json=json)
     refuse_both(paths, follow)
     if follow:

@@ -114,7 +114,7 @@ def _rows(f: dict[str, Any]) -> list[str]:
     counts = ", ".join(f"{groups[name]} {name}" for name in ("dispatched", "ready", "claimed", "owed"))
     rows.append(("groups", counts))
     if supply["ready"] is not None:
-        rows.append(("supply", f"{supply['ready']} of {supply['needed']:g} needed (rho_min B){_timer(supply)}"))
+        rows.append(("supply", f"{supply['ready']} ready, {supply['needed']:g} needed (rho_min B){_timer(supply)}"))
     held = f["held"]
     if held is not None:
         rows.append(("held back", f"{held['cell']} by {held['rule']}, as was said last"))

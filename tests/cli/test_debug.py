@@ -174,3 +174,21 @@ def test_what_cannot_be_told_is_refused(log: Path, words: list[str], what: str) 
     with pytest.raises(ConfigError) as refused:
         app(["replay", str(log), *words])
     assert what in str(refused.value)
+
+
+def test_two_runs_are_compared(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.gyre"
+    assert (
+        app(["simulate", "small", "--set", "run.steps=3", "--set", "run.scheduler.rho_min=0.5", "-o", str(other)]) == 0
+    )
+    found = json.loads(said(capsys, "replay", "--diff", log, other, "--json"))
+    assert [each["path"] for each in found["config"]] == ["scheduler.rho_min"]
+    assert found["parting"]["a"]["before"] and found["a"]["steps_s"].keys() == {"1", "2", "3"}
+    text = said(capsys, "replay", "--diff", log, other)
+    assert "scheduler.rho_min  0.125  0.5" in text and "the first that parts" in text and "idle_cell_hours" in text
+    text = said(capsys, "replay", log, log, "--diff")
+    assert "decisions of the scheduler are the same" in text
+    with pytest.raises(ConfigError, match="two logs are compared"):
+        app(["replay", "--diff", str(log)])
+    with pytest.raises(ConfigError, match="--diff asks something else"):
+        app(["replay", "--diff", str(log), str(log), "--at", "3"])
