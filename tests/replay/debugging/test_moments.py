@@ -89,6 +89,16 @@ def test_a_place_outside_of_the_log_is_refused_and_what_it_covers_is_told(
         check_inside(read(tmp_path / "run.gyre"), point(text))
 
 
+def test_a_log_that_does_not_say_when_it_ends_is_walked(events: list[Event], tmp_path: Path) -> None:
+    write(tmp_path / "run.gyre", events)
+    log = read(tmp_path / "run.gyre")
+    log.manifest = msgspec.structs.replace(log.manifest, first_us=0, last_us=0)
+    check_inside(log, point("1000h"))
+    with pytest.raises(ConfigError, match="is outside of the log"):
+        Walk(log).to(point("1000h"))
+    assert Walk(log).to(point("1s")).time_s <= 1
+
+
 def test_every_field_can_be_read_at_every_moment(events: list[Event]) -> None:
     seen: set[str] = set()
     for moment in Walk(events):
