@@ -138,7 +138,7 @@ class Mesh:
         """A cell's host, or the one of the harness: its processes die and its disk is empty when they come back.
         Checkpoints lie on storage that outlives hosts."""
         names = [host] if host in self.members else [f"rollout-{host}", f"trainer-{host}"]
-        lost = [self.members[name].kill(down_s=down_s) for name in names if name in self.members]
+        lost = [self.members[name].kill(down_s=down_s, silent=True) for name in names if name in self.members]
         if host == "harness":
             self.world.machine.wipe()
         self.world.disks["" if host == "harness" else host].wipe()
@@ -270,12 +270,12 @@ class Member:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
             await asyncio.sleep(pause_s)
 
-    def kill(self, *, down_s: float) -> bool:
-        """kill -9, and `down_s` until it starts again. False when it is down already."""
+    def kill(self, *, down_s: float, silent: bool = False) -> bool:
+        """kill -9, or with `silent` the end of its host, and `down_s` until it starts again. False when it is down already."""
         if self.life is None or self.life.dead:
             return False
         self.down_s = down_s
-        self.life.kill()
+        self.life.kill(silent=silent)
         return True
 
     def stop(self, *, down_s: float) -> bool:

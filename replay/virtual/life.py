@@ -38,7 +38,8 @@ class Life:
 
     def __init__(self, loop: VirtualLoop, name: str, *, number: int = 0) -> None:
         self.loop, self.name, self.number = loop, name, number
-        self.dead = False
+        self.dead = self.silent = False
+        """`silent`: it ended with its host, so nobody closes its connections for it."""
         self.held = False
         """Alive, and does nothing."""
         self.halted = False
@@ -78,12 +79,14 @@ class Life:
         """`ending` is called, outside, once the life is over: connections break, locks of the machine are freed."""
         self._endings.append(ending)
 
-    def kill(self) -> None:
-        """kill -9. Nothing happens to a life that is over. May not be called by one of its own steps."""
+    def kill(self, *, silent: bool = False) -> None:
+        """kill -9, or with `silent` the end of its host. Nothing happens to a life that is over. May not be called by one
+        of its own steps."""
         if self.dead:
             return
         if LIFE.get() is self:
             raise RuntimeError(f"{self!r} cannot kill itself in the middle of a step")
+        self.silent = silent
         self._end(Killed(self.name))
 
     def hold(self) -> bool:

@@ -19,6 +19,14 @@ class Life(Protocol):
     @property
     def dead(self) -> bool: ...
 
+    @property
+    def held(self) -> bool:
+        """Whether it lives, and does nothing."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether it ended with its host: nobody is told, connections stay open on the other side."""
+
     def begin(self, main: Coroutine[Any, Any, None]) -> None:
         """Run `main` as this life's program."""
 

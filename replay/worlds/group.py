@@ -4,7 +4,9 @@
       ^-------------------- any failure, leave() --------'
 
 The store lives in the core's process and dies with it. A member that dies or leaves breaks the connections: whoever is in
-a collective with it fails, unless it had all it needs. An `eager` satellite's reduction ends when it has sent.
+a collective with it fails, unless it had all it needs. One whose host is gone breaks nothing: whoever waits for it waits
+for as long as the real ones do, and a store there never answers. An `eager` satellite's reduction ends when it has sent.
+A group is built once at its place: whoever builds there again finds the addresses of those who are gone.
 """
 
 from __future__ import annotations
@@ -20,17 +22,25 @@ from services.trainer.batch_view import Meeting
 
 TIMEOUT_S = 30.0
 """Of one connection or collective between members that have met."""
+ANSWER_S = 5.0
+"""How long a member asks a store that doesn't answer."""
 _APART = "-"
 
 
 class Store:
-    """Keys and values on which groups meet; `changed` wakes those who wait for a key or a member."""
+    """Keys and values on which groups meet; `changed` wakes those who wait for a key or a member. It answers while the
+    life of its process does something."""
 
-    def __init__(self) -> None:
+    def __init__(self, life: Life) -> None:
+        self._life = life
         self.values: dict[str, str] = {}
         self.gloos: dict[str, Gloo] = {}
         self.gone = False
         self.changed = asyncio.Event()
+
+    @property
+    def silent(self) -> bool:
+        return self._life.silent or self._life.held
 
     def tell(self) -> None:
         self.changed.set()
@@ -65,7 +75,7 @@ class WorldGroup:
     """One member's end."""
 
     def __init__(self, world: World, life: Life, script: CellScript, *, host: bool) -> None:
-        self.rendezvous = ""
+        self.rendezvous = self.trouble = ""
         self._world, self._life, self._script, self._hosts = world, life, script, host
         self._store: Store | None = None
         self._gloo: Gloo | None = None
@@ -84,21 +94,26 @@ class WorldGroup:
         return self._gloo is not None
 
     async def meet(self, meeting: Meeting, wait_s: float) -> bool:
-        store = self._reach(meeting.rendezvous)
+        deadline = now() + wait_s
+        self._reach(meeting.rendezvous)
         if not self._name.startswith(f"{meeting.key}/"):
             self.leave()
         place = f"{meeting.key}/{meeting.batch}"
-        if self._said != meeting:
-            store.values[f"{place}/{meeting.rank}"] = self._name
-            self._said = meeting
-            store.tell()
         everybody = [f"{place}/{rank}" for rank in range(meeting.size)]
-        deadline = now() + wait_s
-        while not all(key in store.values for key in everybody):
+        while (store := self._store) is not None and not store.gone and not store.silent:
+            self.trouble = ""
+            if self._said != meeting:
+                store.values[f"{place}/{meeting.rank}"] = self._name
+                self._said = meeting
+                store.tell()
+            if all(key in store.values for key in everybody):
+                break
             if not await _changed(store.changed, deadline):
                 return False
-            if store.gone:
-                raise self._failed("meet", "the store is gone")
+        else:
+            await asyncio.sleep(ANSWER_S if store is not None and store.silent else max(0.0, deadline - now()))
+            self._store, self._said, self.trouble = None, None, "the store does not answer"
+            return False
         names = {store.values[key] for key in everybody}
         if self._gloo is None or names != {self._name}:
             self._gloo = None
@@ -142,23 +157,24 @@ class WorldGroup:
         self._ended()
 
     def _host(self) -> None:
-        self._store = Store()
+        self._store = Store(self._life)
         self.rendezvous = self._world.name("store") + ":1"
         self._world.stores[self.rendezvous] = self._store
 
-    def _reach(self, rendezvous: str) -> Store:
+    def _reach(self, rendezvous: str) -> None:
         if self._store is None or self.rendezvous != rendezvous:
-            self.leave()
+            if self._hosts:
+                raise TrainerError(f"the members are to meet at {rendezvous}", where=repr(self))
+            if self.rendezvous != rendezvous:
+                self.leave()
             self._store = self._world.stores.get(rendezvous)
             self.rendezvous = rendezvous
-        if self._store is None or self._store.gone:
-            raise self._failed("meet", "there is no store")
-        return self._store
 
     async def _connect(self, store: Store, place: str, meeting: Meeting) -> None:
-        gloo = store.gloos.get(place)
-        if gloo is None or meeting.rank in gloo.here or gloo.broken:
-            gloo = store.gloos[place] = Gloo(meeting.size)
+        gloo = store.gloos.setdefault(place, Gloo(meeting.size))
+        if meeting.rank in gloo.here or gloo.broken:
+            await asyncio.sleep(TIMEOUT_S)
+            raise self._failed("meet", f"nobody answers at {place}, where a group was before")
         gloo.here.add(meeting.rank)
         gloo.tell()
         self._gloo, self._name, self._rank, self._done = gloo, place, meeting.rank, 0
@@ -194,11 +210,16 @@ class WorldGroup:
         return TrainerError(f"the members could not {doing}: {why}", where=where)
 
     def _ended(self) -> None:
-        self.leave()
         store, self._store = self._store, None
+        silent = self._life.silent
+        if silent:
+            # Nobody closes its connections: the others find out when they wait for it.
+            self._gloo = None
+        self.leave()
         if self._hosts and store is not None:
-            store.gone = True
-            self._world.stores.pop(self.rendezvous, None)
+            store.gone = not silent
+            if not silent:
+                self._world.stores.pop(self.rendezvous, None)
             store.tell()
 
 

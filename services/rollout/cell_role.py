@@ -15,7 +15,9 @@ import msgspec
 
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.ids import cell_id
 
+_CORE = cell_id(0)
 Turn = Literal["", "leave", "return"]
 
 
@@ -31,6 +33,8 @@ class CellRole(msgspec.Struct, kw_only=True):
     """Newest version that was exposed for publication."""
     exposure: dict[str, Any] | None = None
     """Its address; None while the starting policy is current."""
+    core: int = 0
+    """Sequence at which the newest process of the core's trainer joined: the one that exposes weights."""
     process: int = 0
     """Sequence at which its newest process joined."""
     given_up: bool = False
@@ -53,13 +57,18 @@ class CellRole(msgspec.Struct, kw_only=True):
 
     def fold(self, event: Event) -> None:
         data = event.data
-        if isinstance(data, e.WeightsExposed) and data.purpose == "publish" and data.version >= self.published:
+        if isinstance(data, e.WeightsExposed) and data.purpose == "publish":
+            if data.version < self.published or event.causation < self.core:
+                # Older, or of a process that is gone, heard late: nobody can pull them.
+                return
             self.published, self.exposure = data.version, data.address
             self.exposed, self.bytes = (event.id, event.seq), data.bytes
         elif isinstance(data, e.CellRoleTransition) and event.entity == self.cell:
             self._transition(event, data)
         elif isinstance(data, e.ServiceJoined) and event.entity == f"rollout-{self.cell}":
             self.process, self.given_up = event.seq, False
+        elif isinstance(data, e.ServiceJoined) and event.entity == f"trainer-{_CORE}":
+            self.core = event.seq
         elif isinstance(data, e.CellLost) and event.entity == self.cell and data.service == "rollout":
             self.given_up = data.process == self.process
         elif isinstance(data, e.RunFinished):

@@ -298,6 +298,9 @@ class BatchView(msgspec.Struct, kw_only=True):
             self._owe("join")
 
     def _exposed(self, event: Event, data: e.WeightsExposed) -> None:
+        if event.causation < self.processes.get(CORE, 0):
+            # Of a process that is gone, heard late.
+            return
         if self.exposure is None or data.version >= self.exposure.data.version:
             self.exposure = Exposure(event.seq, data)
         if data.purpose == "publish":

@@ -125,11 +125,14 @@ class BatchWork:
         """Whether this member's gradient is in the core's; False when the meeting came to nothing, and the next turn
         shows what to do. Raises TrainerError where the reduction failed although nobody started again."""
         process, view = self._process, self._process.view
-        gradients = await process.in_thread(self._cell.gradients)
+        gradients, trouble = await process.in_thread(self._cell.gradients), ""
         try:
             while not await process.in_thread(lambda: self._group.meet(meeting, _LOOK_S)):
                 if view.meeting != meeting:
                     return False
+                if self._group.trouble != trouble:
+                    trouble = self._group.trouble
+                    process.context.log.warning("the core's store", trouble=trouble or "answers again")
             await process.in_thread(lambda: self._group.reduce(gradients))
         except TrainerError as error:
             process.context.log.warning("gradients were not added up", error=str(error))

@@ -340,6 +340,8 @@ class CellTrainer:
                 bytes=address.bytes,
                 rendezvous=group.rendezvous,
             ),
+            # With the process that exposes it weights are gone: what is heard of them later counts for nobody.
+            causation=context.joined,
             # Another process may expose at the same place.
             id=f"{context.run}.{context.cell}.exposed.{address.version}.{self.view.processes[context.cell]}.{where}",
         )

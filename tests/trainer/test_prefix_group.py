@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from schemas.errors import TrainerError
+from services.trainer import meeting_store
 from services.trainer.batch_view import Meeting
 from services.trainer.prefix_group import PrefixGroup
 
@@ -109,12 +113,74 @@ def test_a_member_that_leaves_in_a_reduction_ends_it_for_all(members: Members) -
         members.groups[0].reduce([torch.ones(64)])
 
 
-def test_a_core_that_is_gone_is_an_error() -> None:
+def test_a_core_that_is_gone_ends_collectives_and_is_waited_for() -> None:
     pair = Members(2, timeout_s=1.0)
     pair.meet("b-000001")
     pair.groups[0].close()
     with pytest.raises(TrainerError, match="could not"):
         pair.groups[1].broadcast(np.zeros(8, np.float32))
-    with pytest.raises(TrainerError, match="could not meet"):
-        pair.groups[1].meet(pair.meeting("b-000002", 1), 0.01)
+    for _ in range(2):
+        assert not pair.groups[1].meet(pair.meeting("b-000002", 1), 0.01)
+        assert pair.groups[1].trouble
     pair.close()
+
+
+CORE = """
+import sys, torch
+from services.trainer import meeting_store
+from services.trainer.batch_view import Meeting
+from services.trainer.prefix_group import PrefixGroup
+
+group = PrefixGroup(host=True)
+for batch in ("b-000001", "b-000002"):
+    print(group.rendezvous, flush=True)
+    meeting = Meeting(rendezvous=group.rendezvous, key="k", batch=batch, rank=0, size=2)
+    while not group.meet(meeting, 0.2):
+        pass
+    sums = torch.ones(8)
+    group.reduce([sums])
+    print(float(sums[0]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def core() -> Iterator[subprocess.Popen[str]]:
+    """In a process of its own, which sums twice."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", CORE], **pipes)  # type: ignore[call-overload]
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_nobody_waits_in_the_store_of_a_core_that_stands_still(
+    core: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever knew it and whoever comes new go on after a while; when the core goes on, the group is the one before."""
+    assert core.stdout is not None
+    rendezvous = core.stdout.readline().strip()
+    group, new = PrefixGroup(host=False), PrefixGroup(host=False)
+
+    def meeting(batch: str) -> Meeting:
+        return Meeting(rendezvous=rendezvous, key="k", batch=batch, rank=1, size=2)
+
+    while not group.meet(meeting("b-000001"), 0.2):
+        pass
+    group.reduce([torch.full((8,), 2.0)])
+    assert core.stdout.readline().strip() == "3.0"
+    first = repr(group)
+    core.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(meeting_store, "ANSWER_S", 0.2)
+        for each in (group, new, group):
+            assert not each.meet(meeting("b-000002"), 0.01)
+            assert "did not answer" in each.trouble
+    core.send_signal(signal.SIGCONT)
+    while not group.meet(meeting("b-000002"), 0.2):
+        pass
+    group.reduce([torch.full((8,), 4.0)])
+    assert [core.stdout.readline().strip() for _ in range(2)] == [rendezvous, "5.0"]
+    assert (repr(group), group.trouble) == (first, "")
+    for each in (group, new):
+        each.close()

@@ -34,6 +34,7 @@ class PlainLife:
 
     def __init__(self, name: str) -> None:
         self.name, self.dead = name, False
+        self.held = self.silent = False
         self.task: asyncio.Task[None] | None = None
         self.error: BaseException | None = None
         self._endings: list[Callable[[], None]] = []

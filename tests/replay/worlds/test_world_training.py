@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from replay.virtual.life import Life
 from replay.virtual.loop import VirtualLoop
 from replay.worlds.disk import Disk
 from replay.worlds.exchange import WorldExchange
-from replay.worlds.group import WorldGroup
+from replay.worlds.group import ANSWER_S, TIMEOUT_S, WorldGroup
 from replay.worlds.training import Inline, Takes, WorldCell, wrong_steps
 from replay.worlds.world import CHECKPOINTS, CellScript, Flat, World
 from schemas import events as e
@@ -65,8 +66,8 @@ def lives(loop: VirtualLoop, *mains: Main) -> list[Life]:
     return begun
 
 
-def meeting(rank: int, size: int, rendezvous: str, key: str = "k") -> Meeting:
-    return Meeting(rendezvous=rendezvous, key=key, batch="b-000001", rank=rank, size=size)
+def meeting(rank: int, size: int, rendezvous: str, key: str = "k", batch: str = "b-000001") -> Meeting:
+    return Meeting(rendezvous=rendezvous, key=key, batch=batch, rank=rank, size=size)
 
 
 def test_a_step_counts_each_target_once(loop: VirtualLoop, world: World) -> None:
@@ -127,7 +128,7 @@ def test_members_meet_add_up_and_get_weights(loop: VirtualLoop, world: World, ea
             where = await rendezvous
             for round in range(2):
                 gradient = {f"m-{rank}": 10 * round + rank}
-                while not await group.meet(meeting(rank, 3, where), 0.2):
+                while not await group.meet(meeting(rank, 3, where, batch=f"b-{round:06d}"), 0.2):
                     await asyncio.sleep(0)
                 await group.reduce(gradient)
                 flat = Flat("core", 7) if rank == 0 else Flat("mine", 6)
@@ -203,14 +204,88 @@ def test_a_core_that_dies_takes_its_store(loop: VirtualLoop, world: World) -> No
         group = WorldGroup(world, life, SCRIPT, host=False)
         where = await rendezvous
         assert not await group.meet(meeting(1, 2, where), 1.0)
-        with pytest.raises(TrainerError, match="the store is gone"):
-            await group.meet(meeting(1, 2, where), 60.0)
-        with pytest.raises(TrainerError, match="there is no store"):
-            await group.meet(meeting(1, 2, where), 60.0)
+        assert not group.trouble
+        for _ in range(2):
+            assert not await group.meet(meeting(1, 2, where), 60.0)
+            assert group.trouble
         with pytest.raises(TrainerError, match="in no group"):
             await group.reduce({})
 
     for life in lives(loop, core, satellite):
+        life.ended.result()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_member_whose_host_is_gone_is_waited_for_longer(loop: VirtualLoop, world: World, silent: bool) -> None:
+    """A process that is killed closes its connections; a host that is gone does not."""
+    rendezvous: asyncio.Future[str] = loop.create_future()
+    failed_s: list[float] = []
+
+    async def core(life: Life) -> None:
+        group = WorldGroup(world, life, SCRIPT, host=True)
+        rendezvous.set_result(group.rendezvous)
+        while not await group.meet(meeting(0, 2, group.rendezvous), 0.2):
+            pass
+        loop.call_later(2, lambda: victim.kill(silent=silent), context=outside)
+        with pytest.raises(TrainerError):
+            await group.reduce({})
+        failed_s.append(loop.time())
+
+    async def satellite() -> None:
+        group = WorldGroup(world, victim, SCRIPT, host=False)
+        while not await group.meet(meeting(1, 2, await rendezvous), 0.2):
+            pass
+        await asyncio.sleep(60)
+
+    outside = copy_context()
+    victim = Life(loop, "trainer-cell-1")
+    victim.begin(satellite())
+    for life in lives(loop, core):
+        life.ended.result()
+    assert (failed_s[0] > TIMEOUT_S) is silent
+
+
+@pytest.mark.parametrize("how", ["held", "host gone"])
+def test_a_store_that_does_not_answer_is_no_end(loop: VirtualLoop, world: World, how: str) -> None:
+    rendezvous: asyncio.Future[str] = loop.create_future()
+
+    async def core() -> None:
+        group = WorldGroup(world, victim, SCRIPT, host=True)
+        rendezvous.set_result(group.rendezvous)
+        while not await group.meet(meeting(0, 2, group.rendezvous), 0.2):
+            pass
+        await asyncio.sleep(60)
+
+    async def satellite(life: Life) -> None:
+        group = WorldGroup(world, life, SCRIPT, host=False)
+        where = await rendezvous
+        loop.call_soon(victim.hold if how == "held" else lambda: victim.kill(silent=True), context=outside)
+        await asyncio.sleep(0.1)
+        assert not await group.meet(meeting(1, 2, where), 0.2)
+        assert group.trouble and loop.time() >= ANSWER_S
+        loop.call_soon(victim.go_on, context=outside)
+        await asyncio.sleep(0.1)
+        assert await group.meet(meeting(1, 2, where), 0.2) is (how == "held")
+
+    outside = copy_context()
+    victim = Life(loop, "trainer-cell-0")
+    victim.begin(core())
+    for life in lives(loop, satellite):
+        life.ended.result()
+
+
+def test_a_group_is_built_once_at_its_place(loop: VirtualLoop, world: World) -> None:
+    """Whoever comes back to a meeting that came to nothing finds the addresses of those who are gone."""
+
+    async def core(life: Life) -> None:
+        group = WorldGroup(world, life, SCRIPT, host=True)
+        assert await group.meet(meeting(0, 1, group.rendezvous), 0.2)
+        group.leave()
+        with pytest.raises(TrainerError, match="a group was before"):
+            await group.meet(meeting(0, 1, group.rendezvous), 0.2)
+        assert await group.meet(meeting(0, 1, group.rendezvous, "another key"), 0.2)
+
+    for life in lives(loop, core):
         life.ended.result()
 
 
