@@ -37,7 +37,7 @@ class RunStarted(Value, frozen=True, kw_only=True):
     code: str
     """Identity of the code: package version and, where known, the commit."""
     flags: list[str] = []
-    """Decision flags: a later version of a decider takes the old path for a log without its flag."""
+    """Decision flags (`schemas.flags`): a later version of a decider takes the old path for a log without its flag."""
 
 
 class RunFinished(Value, frozen=True, kw_only=True):
@@ -450,15 +450,13 @@ class BurstOpened(Value, frozen=True, kw_only=True):
 
 class BurstEnded(Value, frozen=True, kw_only=True):
     version: int
-    core_stays: bool
     reason: list[Check]
-    stays: list[str] = []
-    """Cells that go on training, the core first. In logs of before it is empty, and the core alone may stay."""
+    stays: list[str]
+    """Cells that go on training, the core first."""
 
     @property
-    def staying(self) -> list[str]:
-        """Cells that go on training."""
-        return self.stays or ([cell_id(0)] if self.core_stays else [])
+    def core_stays(self) -> bool:
+        return cell_id(0) in self.stays
 
 
 class TimerSet(Value, frozen=True, kw_only=True):

@@ -25,10 +25,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     data: type[Value]
     meaning: str
     v: int = 1
+    """Schema version of its data; `schemas.upcasting` makes earlier ones into it."""
 
 
-def _kind(name: str, owners: dict[str, Nature], once: bool, data: type[Value], meaning: str) -> Kind:
-    return Kind(name=name, owners=owners, once=once, data=data, meaning=meaning)
+def _kind(name: str, owners: dict[str, Nature], once: bool, data: type[Value], meaning: str, v: int = 1) -> Kind:
+    return Kind(name=name, owners=owners, once=once, data=data, meaning=meaning, v=v)
 
 
 _SERVICES = ("scheduler", "proxy", "harness", "rollout", "evaluator", "trajectories", "packer", "trainer")
@@ -104,7 +105,7 @@ _TABLE = [
     _kind("weights.exposed", {"trainer": "fact"}, False, e.WeightsExposed, "The core's weights can be pulled here."),
     _kind("weights.published", {"rollout": "fact"}, False, e.WeightsPublished, "An engine serves this version now."),
     _kind("burst.opened", {"scheduler": "decision"}, True, e.BurstOpened, "A burst of mu steps began."),
-    _kind("burst.ended", {"scheduler": "decision"}, True, e.BurstEnded, "Its weights are published; the core stays or returns."),
+    _kind("burst.ended", {"scheduler": "decision"}, True, e.BurstEnded, "Its weights are published; the core stays or returns.", v=2),
     _kind("timer.set", {"scheduler": "decision", "trajectories": "decision"}, True, e.TimerSet, "A decider wants to be woken."),
     _kind("timer.fired", {"scheduler": "fact", "trajectories": "fact"}, True, e.TimerFired, "The time has come."),
     _kind("checkpoint.saved", {"trainer": "fact"}, False, e.CheckpointSaved, "A version is durable."),

@@ -128,7 +128,7 @@ class JoinClosed(Invariant):
 
     @on("burst.ended")
     def ended(self, event: Event) -> None:
-        self._recalled = set(self.scene.training()) - set(event.data.staying)
+        self._recalled = set(self.scene.training()) - set(event.data.stays)
 
     @on("cell.role-transition")
     def moved(self, event: Event) -> None:

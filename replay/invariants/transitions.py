@@ -49,7 +49,7 @@ class TrainingPrefix(Invariant):
 
     @on("burst.ended")
     def ended(self, event: Event) -> None:
-        training, staying = self.scene.training(), event.data.staying
+        training, staying = self.scene.training(), event.data.stays
         self._recalled = set(training) - set(staying)
         if staying != training[: len(staying)]:
             self.violated(event, f"{names(staying)} stay, no prefix of {names(training)}")

@@ -29,6 +29,7 @@ from schemas import events as e
 from schemas import streams
 from schemas.envelope import Decision, Event
 from schemas.errors import GyreError
+from schemas.flags import NEWEST
 from schemas.ids import decision_id
 from schemas.units import TaskRef
 from services.mesh import codec
@@ -155,13 +156,13 @@ class Simulation:
         """The log as a file, which `gyre check` and `gyre replay` read. Needs `keep`."""
         with LogWriter(path) as writer:
             for event in self.events:
-                writer.add(self._stored(event))
+                writer.add(self.stored(event))
             return writer.finish()
 
     def _begin(self) -> None:
         config = self.scenario.run
         tasks = [TaskRef(name=f"task-{index:03d}", digest=f"{index:016x}") for index in range(_TASKS)]
-        started = e.RunStarted(seed=self.seed, config=config, tasks=tasks, code="simulated")
+        started = e.RunStarted(seed=self.seed, config=config, tasks=tasks, code="simulated", flags=NEWEST)
         self._say("operator", "run.started", self.name, started, id=f"{self.name}.started", cause=0)
         self._facts.begin()
 
@@ -225,7 +226,8 @@ class Simulation:
     def _timers(self, owner: str) -> dict[str, tuple[str, int]]:
         return next(each.decider.timers(each.state) for each in self._drivers if each.decider.name == owner)
 
-    def _stored(self, event: Event) -> Stored:
+    def stored(self, event: Event) -> Stored:
+        """The event as it would lie in the stream."""
         run = self.name
         headers = codec.headers(
             id=event.id, run=run, kind=event.kind, entity=event.entity, owner=event.owner, time_us=event.time_us

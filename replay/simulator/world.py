@@ -288,7 +288,7 @@ class Facts:
 
     def _burst_ended(self, event: Event, data: e.BurstEnded) -> None:
         """Who goes back takes nothing any more."""
-        staying = set(data.staying)
+        staying = set(data.stays)
         self._training = {name: epoch for name, epoch in self._training.items() if name in staying}
         self._idle &= staying
 

@@ -76,7 +76,7 @@ def _stepped(data: Any) -> str:
 
 
 def _ended(data: Any) -> str:
-    return f"version {data.version}, " + (f"{', '.join(data.staying)} stays" if data.staying else "all return")
+    return f"version {data.version}, " + (f"{', '.join(data.stays)} stays" if data.stays else "all return")
 
 
 def _closed(data: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from replay.worlds.world import Scripts
 from schemas.config import Config, from_tree
 from schemas.events import RunStarted
+from schemas.flags import NEWEST
 from schemas.units import TaskRef
 
 CELLS = 3
@@ -42,6 +43,7 @@ def started(seed: int, *, pace: float = 1.0) -> RunStarted:
         tasks=[TaskRef(name=f"task-{index}", digest=f"digest-{index}") for index in range(_TASKS)],
         held_out=[TaskRef(name=f"held-{index}", digest=f"held-digest-{index}") for index in range(_HELD_OUT)],
         code="simulation",
+        flags=NEWEST,
     )
 
 

@@ -322,6 +322,9 @@ def bench(
     seeds: int | None = None,
     planted: Annotated[list[str] | None, Flag] = None,
     jobs: int = 1,
+    events: Annotated[list[int] | None, Flag] = None,
+    log: Path = Path("tests/golden/quickstart-elastic.gyre"),
+    folder: Path | None = None,
     state: State = STATE,
     json: Json = False,
 ) -> int:
@@ -332,7 +335,7 @@ def bench(
     name
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
         fish: planted bugs, and how many seeds of the fault net find each. scheduler: events a second of its decider,
-        with 10 cells and with 10,000.
+        with 10 cells and with 10,000. replay: how fast and in how much memory logs are decided again.
     file
         The configuration that is run.
     seed
@@ -343,7 +346,17 @@ def bench(
         For fish: the beginning of a planted bug's name; may be given again.
     jobs
         For fish: how many planted bugs are looked at together; 0 for one a processor.
+    events
+        For replay: length of a simulated log; may be given again.
+    log
+        For replay: the log of a real run, whose mix of events the deciders' bare rate is measured with.
+    folder
+        For replay: where simulated logs are kept, and found when they are there.
     """
+    if name == "replay":
+        from services.cli.bench_replay import replay_bench
+
+        return replay_bench(log, sizes=events or [], folder=folder, json=json)
     if name == "scheduler":
         from services.cli.bench_scheduler import scheduler_bench
 

@@ -18,6 +18,7 @@ from schemas import events as e
 from schemas import ids
 from schemas.config import Config, from_tree
 from schemas.envelope import Event
+from schemas.flags import NEWEST
 from schemas.units import TaskRef, Value
 from services.cli.figures import machine
 from services.cli.output import say, say_json
@@ -119,7 +120,7 @@ class _Run:
 
     def begin(self) -> None:
         tasks = [TaskRef(name=f"task-{index}", digest=str(index)) for index in range(64)]
-        self._say("operator", "run.started", "r", e.RunStarted(seed=0, config=self.config, tasks=tasks, code=""))
+        self._say("operator", "run.started", "r", e.RunStarted(seed=0, config=self.config, tasks=tasks, code="", flags=NEWEST))
         for index in range(self.config.cells.count):
             joined = e.CellJoined(index=index, capacity=CAPACITY, url="", engine="", version=0, capabilities=[])
             self._say("rollout", "cell.joined", ids.cell_id(index), joined)

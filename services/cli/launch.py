@@ -29,6 +29,7 @@ from schemas import ids, streams
 from schemas.config import Config
 from schemas.errors import EnvironmentMissing, Fenced, GyreError
 from schemas.events import RunStarted
+from schemas.flags import NEWEST
 from schemas.units import TaskRef
 from services.cli.chaos import Chaos
 from services.cli.figures import Summary, summarize
@@ -209,7 +210,7 @@ async def begin(
             secret.write(secrets.token_bytes(SECRET_BYTES))
         await bus.open_run()
         started = RunStarted(
-            seed=config.seed, config=config, tasks=tasks, held_out=list(held_out), code=code_identity()
+            seed=config.seed, config=config, tasks=tasks, held_out=list(held_out), code=code_identity(), flags=NEWEST
         )
         return await publisher.say("run.started", publisher.run, started, id=f"{publisher.run}.started")
     except BaseException:

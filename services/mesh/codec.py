@@ -1,7 +1,7 @@
 """Between events and the bytes that lie in LOG.
 
 Decoding never fails on a kind or a field that this version does not know: such an event keeps its data raw, so that an
-older subscriber skips it. Anything that is not an envelope is LogBroken.
+older subscriber skips it. Data of an earlier schema version is made into this one's. Anything that is not an envelope is LogBroken.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from schemas.envelope import Envelope, Event
 from schemas.errors import BusError, LogBroken
 from schemas.kinds import KINDS
 from schemas.units import Value
+from schemas.upcasting import upcast
 from services.mesh.bus import Stored
 
 _envelopes = msgspec.json.Decoder(Envelope)
@@ -106,12 +107,16 @@ _kept: list[tuple[Stored, Event] | None] = [None] * _KEPT
 
 
 def to_event(envelope: Envelope, *, seq: int, time_us: int) -> Event:
-    decoder = _data.get(envelope.kind)
+    known = KINDS.get(envelope.kind)
     data: Any = envelope.data
-    if decoder is not None and envelope.v == KINDS[envelope.kind].v:
+    if known is not None and envelope.v <= known.v:
         try:
-            data = decoder.decode(envelope.data)
-        except msgspec.ValidationError as error:
+            if envelope.v == known.v:
+                data = _data[envelope.kind].decode(envelope.data)
+            else:
+                was = msgspec.json.decode(envelope.data)
+                data = msgspec.convert(upcast(envelope.kind, was, v=envelope.v, to=known.v), known.data)
+        except (msgspec.DecodeError, KeyError) as error:
             raise LogBroken(f"{envelope.kind}: {error}", where=f"sequence {seq}") from None
     return Event(
         seq=seq,

@@ -228,7 +228,7 @@ class BatchView(msgspec.Struct, kw_only=True):
         elif isinstance(data, e.ServiceJoined) and event.owner == "trainer":
             self._started(event.entity.removeprefix("trainer-"), event.seq)
         elif isinstance(data, e.BurstEnded):
-            self.recalled = self.role == "train" and self.cell != CORE and self.cell not in data.staying
+            self.recalled = self.role == "train" and self.cell != CORE and self.cell not in data.stays
         elif isinstance(data, e.RunFinished):
             self.over = True
         elif self.batch is not None:

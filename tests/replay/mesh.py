@@ -13,6 +13,7 @@ from replay.invariants import Call, Evidence, Served
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Event
+from schemas.flags import NEWEST
 from schemas.ids import call_id, decision_id
 from schemas.records import CallRecord, VersionSpan
 from schemas.units import FinishReason, GapStats, TaskRef
@@ -91,7 +92,7 @@ class Mesh:
         """The whole log, from run.started to what follows run.finished."""
         tasks = [TaskRef(name=f"task-{index}", digest=str(index)) for index in range(5)]
         held_out = [TaskRef(name=f"held-{index}", digest=f"h{index}") for index in range(3)]
-        started = e.RunStarted(seed=1, config=self.config, tasks=tasks, held_out=held_out, code="test")
+        started = e.RunStarted(seed=1, config=self.config, tasks=tasks, held_out=held_out, code="test", flags=NEWEST)
         self._say("operator", "run.started", RUN, started)
         for index in range(self.config.cells.count):
             joined = e.CellJoined(

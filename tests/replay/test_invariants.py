@@ -260,7 +260,7 @@ MUTATIONS: dict[str, list[Case]] = {
         (lambda log: changed(log, of("timer.set"), due_us=raised(-1)), None, "is another time"),
     ],
     "core_retention": [
-        (lambda log: changed(log, of("burst.ended"), core_stays=lambda old: not old), None, "the core"),
+        (lambda log: changed(log, of("burst.ended"), stays=lambda old: [] if old else ["cell-0"]), None, "the core"),
     ],
     "reasons": [
         (

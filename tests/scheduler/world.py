@@ -12,6 +12,7 @@ from schemas import events as e
 from schemas import ids
 from schemas.config import Config, from_tree
 from schemas.envelope import Decision, Event
+from schemas.flags import NEWEST
 from schemas.units import Reward, TaskRef, check
 from services.mesh.decider import Driver
 from services.scheduler.decider import Scheduler
@@ -97,7 +98,7 @@ class World(TrainingSide):
     def start(self) -> None:
         tasks = [TaskRef(name=f"task-{i}", digest=str(i)) for i in range(5)]
         held_out = [TaskRef(name=f"held-{i}", digest=f"h{i}") for i in range(3)] if self.config.eval.every else []
-        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test")
+        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test", flags=NEWEST)
         self.say("operator", "run.started", RUN, data)
         cells = self.config.cells
         names = [*map(ids.cell_id, range(cells.count)), *map(ids.pool_id, range(cells.pool))]

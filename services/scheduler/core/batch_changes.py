@@ -21,7 +21,7 @@ def burst_ended(state: State, event: Event) -> None:
     state.burst, state.publishing, state.published = None, -1, data.version
     settle(state)
     state.recall_reason = list(data.reason)
-    staying = set(data.staying)
+    staying = set(data.stays)
     state.recall = [name for name in training(state) if name not in staying]
 
 

@@ -37,6 +37,7 @@ def _run_started(state: State, event: Event) -> None:
     state.run = event.entity
     state.config, state.seed, state.tasks = data.config, data.seed, list(data.tasks)
     state.held_out = list(data.held_out)
+    state.flags = set(data.flags)
 
 
 def _run_finished(state: State, event: Event) -> None:

@@ -34,7 +34,7 @@ def end_burst(state: State) -> Decisions:
     yield Decision(
         kind="burst.ended",
         entity=burst.id,
-        data=e.BurstEnded(version=state.publishing, core_stays=ids.cell_id(0) in stays, reason=reason, stays=stays),
+        data=e.BurstEnded(version=state.publishing, reason=reason, stays=stays),
     )
     if last:
         return

@@ -132,6 +132,8 @@ class State(msgspec.Struct, kw_only=True):
     seed: int = 0
     tasks: list[TaskRef] = []
     held_out: list[TaskRef] = []
+    flags: set[str] = set()
+    """Decision flags of the run."""
     finished: bool = False
     paused: bool = False
     d: int = 0

@@ -10,6 +10,7 @@ import msgspec
 from schemas import events as e
 from schemas import ids
 from schemas.envelope import Decision
+from schemas.flags import HELD
 from schemas.units import CellRole, Check, check
 from services.scheduler.core import equations as eq
 from services.scheduler.core.placement import move_routes
@@ -104,7 +105,7 @@ def join_training(state: State, now_us: int) -> Decisions:
         reason.insert(2, msgspec.structs.replace(lasting, holds=False))
     failing = next((each.rule for each in reason if not each.holds), None)
     if failing is not None:
-        if (names[0], failing) != state.held:
+        if HELD in state.flags and (names[0], failing) != state.held:
             yield Decision(kind="cell.held", entity=names[0], data=e.CellHeld(reason=reason))
         return
     for name in names:

@@ -69,7 +69,7 @@ def _log() -> list[Event]:
                 batch="b-000001", cell="cell-0", loss=0.0, tokens=9, targets=5, executions=1, masked=0, gap=gap, seconds=1.5
             ),
         ),
-        ("scheduler", "burst.ended", "u-000001", e.BurstEnded(version=1, core_stays=False, reason=[])),
+        ("scheduler", "burst.ended", "u-000001", e.BurstEnded(version=1, stays=[], reason=[])),
     ]
     return [
         Event(
