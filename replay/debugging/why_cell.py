@@ -294,7 +294,7 @@ class _Reasons:
             text = f"the burst ended; it goes back to rollout, highest index first: {', '.join(reversed(state.recall))}"
             yield self._because(text, "burst.ended", checks=state.recall_reason)
             return
-        if ended is not None and self._name in ended.data.staying and ended.seq > self._seen.came[-1].seq:
+        if ended is not None and self._name in ended.data.stays and ended.seq > self._seen.came[-1].seq:
             yield self._because("it stayed in training when the last burst ended", "burst.ended")
         if burst is None:
             yield self._because("no burst is open")

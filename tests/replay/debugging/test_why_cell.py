@@ -68,7 +68,7 @@ def test_a_cell_that_trains_does_until_the_burst_is_over(events: list[Event]) ->
     assert [each.seq for each in found.came][-1] == completed.seq
     assert "cells that train stay until its end" in found.now[-1].text
     ended = next(
-        each for each in events if each.kind == "burst.ended" and not each.data.staying and each.seq > completed.seq
+        each for each in events if each.kind == "burst.ended" and not each.data.stays and each.seq > completed.seq
     )
     last = [each for each in events if each.kind == "batch.stepped" and each.seq < ended.seq][-1].data.members[-1]
     back = why(events, last, ended)
