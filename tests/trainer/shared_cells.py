@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -143,8 +143,8 @@ class SharedGroup(PrefixGroup):
 class PatientHealth(Health):
     """A process that lives answers, however busy the machine is; one that is gone refuses at once."""
 
-    async def answers(self, url: str, instance: str, *, timeout_s: float) -> bool:
-        return await super().answers(url, instance, timeout_s=PATIENT_S)
+    async def answering(self, urls: Mapping[str, str], *, timeout_s: float) -> set[str]:
+        return await super().answering(urls, timeout_s=PATIENT_S)
 
 
 class Cells:
