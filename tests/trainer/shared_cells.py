@@ -35,7 +35,6 @@ LOOSE = ObjectiveTerms(groups=2, executions=4, clip_low=0.0, clip_high=1e9)
 """No execution is masked after the first update, which moves this toy policy far."""
 EXACT = 1e-5
 MEGATRON = threading.RLock()
-PATIENT_S = 60.0
 
 
 class Killed(Exception):
@@ -140,11 +139,25 @@ class SharedGroup(PrefixGroup):
         super().broadcast(flat)
 
 
-class PatientHealth(Health):
-    """A process that lives answers, however busy the machine is; one that is gone refuses at once."""
+class SharedHealth(Health):
+    """Whoever lives answers, however busy the machine is. No probe is on its way to a process that ends: connections end
+    with a process, not with a part of one."""
+
+    def __init__(self, instance: str, living: dict[str, str]) -> None:
+        super().__init__(service="trainer", instance=instance)
+        self._instance, self._living = instance, living
+
+    async def start(self, *, port: int = 0) -> str:
+        url = await super().start(port=port)
+        self._living[url] = self._instance
+        return url
 
     async def answering(self, urls: Mapping[str, str], *, timeout_s: float) -> set[str]:
-        return await super().answering(urls, timeout_s=PATIENT_S)
+        return {instance for instance, url in urls.items() if self._living.get(url) == instance}
+
+    async def stop(self) -> None:
+        self._living.pop(self.url, None)
+        await super().stop()
 
 
 class Cells:
@@ -153,6 +166,8 @@ class Cells:
     def __init__(self, stage: Stage, faults: Faults, make: Callable[[str], SharedCell]) -> None:
         self.stage, self.faults, self.make = stage, faults, make
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.addresses: dict[str, str] = {}
+        """Of the processes that live, and what each is called."""
         self.seen: dict[int, torch.Tensor] = {}
         """Version to the gradient that made it."""
 
@@ -171,7 +186,7 @@ class Cells:
     async def live(self, cell: str) -> None:
         while True:
             context = self.stage.context(cell)
-            context.health = PatientHealth(service="trainer", instance=context.instance)
+            context.health = SharedHealth(context.instance, self.addresses)
             trainer = CellTrainer(
                 context,
                 build=self.build,
