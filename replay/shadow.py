@@ -31,6 +31,7 @@ from services.mesh.shell import as_decision
 S = TypeVar("S", bound=msgspec.Struct)
 
 WINDOW = 4096
+"""Inputs that wait for their answers."""
 KEPT = 20
 _END = 1 << 62
 EXPLAINED = 5
@@ -190,12 +191,9 @@ class Shadow(Generic[S]):
             most -= 1
             try:
                 at = arrive(event)
-                if self._over:
-                    computed: Iterator[Decision] = driver.decide(at)
-                    first = next(computed, None)
-                else:
-                    computed = iter(decide(state, at))
-                    first = next(computed, None)
+                # All that is decided is asked for only at the end of the log; before, it is bounded by what was recorded.
+                computed: Iterator[Decision] = driver.decide(at) if self._over else iter(decide(state, at))
+                first = next(computed, None)
             except Exception as error:  # as below
                 self._inputs += 1
                 self._stop(Opened(event), error)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from replay.logfile import Log
+from replay.shadow import WINDOW
 from replay.timeline.notes import duration
 from schemas.envelope import Event
 from schemas.errors import ConfigError, LogBroken
@@ -25,8 +26,6 @@ from services.mesh.shell import as_decision
 from services.scheduler.core.state import State
 from services.scheduler.decider import Scheduler
 
-WINDOW = 4096
-"""Inputs that wait for their answers; an answer that comes later still is applied where it lies."""
 _UNITS = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|min|m|s)")
 
@@ -216,6 +215,7 @@ class Walk:
             self.last = event
             if is_input(event):
                 waiting.append(event)
+                # An answer that comes later still is applied where it lies.
                 if len(waiting) <= WINDOW:
                     continue
                 cause = waiting.popleft()

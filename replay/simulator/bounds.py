@@ -8,6 +8,9 @@ run ended isn't needed for its steps. No strategy can be below the bound on thes
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import msgspec
 
 from replay.simulator.account import Outcome
@@ -54,3 +57,9 @@ def headroom(scenario: Scenario, outcome: Outcome) -> Headroom:
         waiting_pct=100 * waiting / whole,
         empty_pct=100 * (whole - rollout - outcome.training_node_h) / whole,
     )
+
+
+def mean_headroom(scenario: Scenario, outcomes: Sequence[Outcome]) -> Headroom:
+    """Of several runs, field by field."""
+    each = [headroom(scenario, outcome) for outcome in outcomes]
+    return Headroom(**{name: statistics.fmean(getattr(one, name) for one in each) for name in Headroom.__struct_fields__})

@@ -5,14 +5,13 @@ Means over seeds with their spread. Speedups are taken seed by seed, as all stra
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from replay.simulator.account import Outcome
-from replay.simulator.bounds import headroom
+from replay.simulator.bounds import mean_headroom
 from replay.simulator.durations import profile
 from replay.simulator.pool import ALONE, Runs, Spread, over_seeds, spread, spread_of
 from replay.simulator.scenario import ABLATION, Scenario, changed, load
@@ -33,6 +32,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these speedups must be in the paper's range: they have the numbers that predict the rows of the ablation."""
 
 
+def _single(scenario: str, staleness: float, *, over_async: float, over_colocate: float, reading: str) -> Workload:
+    """One for which the paper reports a number, no range."""
+    return Workload(
+        scenario=scenario,
+        staleness=staleness,
+        paper_async=(over_async, over_async),
+        paper_colocate=(over_colocate, over_colocate),
+        reading=reading,
+    )
+
+
 _ASSUMED = "durations and W assumed"
 WORKLOADS = (
     *(
@@ -51,48 +61,12 @@ WORKLOADS = (
         )
         for staleness in (1.0, 1.5)
     ),
-    Workload(
-        scenario="deepswe-122b",
-        staleness=1.0,
-        paper_async=(1.569, 1.569),
-        paper_colocate=(1.610, 1.610),
-        reading=_ASSUMED,
-    ),
-    Workload(
-        scenario="deepswe-122b",
-        staleness=1.5,
-        paper_async=(1.572, 1.572),
-        paper_colocate=(1.824, 1.824),
-        reading=_ASSUMED,
-    ),
-    Workload(
-        scenario="terminalbench-122b",
-        staleness=1.0,
-        paper_async=(1.383, 1.383),
-        paper_colocate=(1.809, 1.809),
-        reading=_ASSUMED,
-    ),
-    Workload(
-        scenario="terminalbench-122b",
-        staleness=1.5,
-        paper_async=(1.430, 1.430),
-        paper_colocate=(1.849, 1.849),
-        reading=_ASSUMED,
-    ),
-    Workload(
-        scenario="nl2repobench-2.4t",
-        staleness=1.5,
-        paper_async=(1.78, 1.78),
-        paper_colocate=(1.21, 1.21),
-        reading="384 executions a cell",
-    ),
-    Workload(
-        scenario="nl2repobench-2.4t-total",
-        staleness=1.5,
-        paper_async=(1.78, 1.78),
-        paper_colocate=(1.21, 1.21),
-        reading="384 executions in total",
-    ),
+    _single("deepswe-122b", 1.0, over_async=1.569, over_colocate=1.610, reading=_ASSUMED),
+    _single("deepswe-122b", 1.5, over_async=1.572, over_colocate=1.824, reading=_ASSUMED),
+    _single("terminalbench-122b", 1.0, over_async=1.383, over_colocate=1.809, reading=_ASSUMED),
+    _single("terminalbench-122b", 1.5, over_async=1.430, over_colocate=1.849, reading=_ASSUMED),
+    _single("nl2repobench-2.4t", 1.5, over_async=1.78, over_colocate=1.21, reading="384 executions a cell"),
+    _single("nl2repobench-2.4t-total", 1.5, over_async=1.78, over_colocate=1.21, reading="384 executions in total"),
 )
 
 NOTES = (
@@ -141,8 +115,9 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
             ("colocate", self.over_colocate, self.paper_colocate),
         ):
             if not low - 2 * ours.sd <= ours.mean <= high + 2 * ours.sd:
+                ours_is = f"{ours.mean:.3f} ±{ours.sd:.3f} over {name}"
                 found.append(
-                    f"{self.workload} at E[d] = {self.staleness:g}: {ours.mean:.3f} over {name}, the paper has {low:g}-{high:g}"
+                    f"{self.workload} at E[d] = {self.staleness:g}: {ours_is}, the paper has {low:g}-{high:g}"
                 )
         return found
 
@@ -213,12 +188,8 @@ def assumptions(only: str = "") -> list[str]:
 
 
 def _played(scenario: Scenario, outcomes: Sequence[Outcome]) -> Played:
-    rooms = [headroom(scenario, each) for each in outcomes]
-    return Played(
-        hours=spread(outcomes),
-        bound_h=statistics.fmean(room.bound_h for room in rooms),
-        above_pct=statistics.fmean(room.above_pct for room in rooms),
-    )
+    room = mean_headroom(scenario, outcomes)
+    return Played(hours=spread(outcomes), bound_h=room.bound_h, above_pct=room.above_pct)
 
 
 def _ratio(slower: Sequence[Outcome], faster: Sequence[Outcome]) -> Spread:
@@ -252,18 +223,18 @@ def gaps(scenarios: Sequence[Scenario], *, seeds: Sequence[int], runs: Runs = AL
     """Headroom, as means over seeds."""
     found = []
     for scenario, outcomes in zip(scenarios, over_seeds(scenarios, seeds, runs=runs), strict=True):
-        rooms = [headroom(scenario, each) for each in outcomes]
+        room = mean_headroom(scenario, outcomes)
         found.append(
             Gap(
                 scenario=scenario.name,
                 title=scenario.title,
                 hours=spread(outcomes),
-                bound_h=statistics.fmean(room.bound_h for room in rooms),
-                above_pct=statistics.fmean(room.above_pct for room in rooms),
-                rollout_pct=statistics.fmean(room.rollout_pct for room in rooms),
-                training_pct=statistics.fmean(room.training_pct for room in rooms),
-                waiting_pct=statistics.fmean(room.waiting_pct for room in rooms),
-                empty_pct=statistics.fmean(room.empty_pct for room in rooms),
+                bound_h=room.bound_h,
+                above_pct=room.above_pct,
+                rollout_pct=room.rollout_pct,
+                training_pct=room.training_pct,
+                waiting_pct=room.waiting_pct,
+                empty_pct=room.empty_pct,
             )
         )
     return found

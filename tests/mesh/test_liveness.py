@@ -11,7 +11,6 @@ import pytest
 
 from schemas import events as e
 from schemas.config import from_tree
-from schemas.envelope import Event
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.health import Health
@@ -19,22 +18,9 @@ from services.mesh.liveness import Tenancy, Watch
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.service import Context
+from tests.facts import fact
 
 RUN = "r-live"
-
-
-def said(seq: int, owner: str, kind: str, entity: str, data: Any) -> Event:
-    return Event(
-        seq=seq,
-        time_us=seq,
-        kind=kind,
-        entity=entity,
-        owner=owner,
-        instance=owner,
-        causation=0,
-        id=str(seq),
-        data=data,
-    )
 
 
 def move(phase: Any, target: Any, epoch: int) -> e.CellRoleTransition:
@@ -64,7 +50,7 @@ def test_of_two_processes_the_one_that_has_the_cell_is_awaited() -> None:
 
     def fold(seq: int, owner: str, kind: str, entity: str, data: Any) -> list[str]:
         for look in looks.values():
-            look.fold(said(seq, owner, kind, entity, data))
+            look.fold(fact(seq, owner, kind, entity, data))
         return [service for service, look in looks.items() if look.awaited]
 
     fold(1, "rollout", "service.joined", "rollout-cell-1", e.ServiceJoined(url="http://r", pid=1))
@@ -118,8 +104,8 @@ async def test_a_process_that_does_not_answer_is_lost_once(context: Context) -> 
     health = context.health
     assert isinstance(health, Answers)
     watch = Watch(context, service="rollout", lost_s=0.05)
-    watch.fold(said(1, "rollout", "service.joined", "rollout-cell-1", e.ServiceJoined(url="http://r", pid=1)))
-    watch.fold(said(2, "rollout", "cell.joined", "cell-1", CELL_1))
+    watch.fold(fact(1, "rollout", "service.joined", "rollout-cell-1", e.ServiceJoined(url="http://r", pid=1)))
+    watch.fold(fact(2, "rollout", "cell.joined", "cell-1", CELL_1))
     looking = asyncio.create_task(watch.run())
     await health.asked.wait()
     assert await context.bus.last_seq(f"LOG_{RUN}") == 0, "it answers"
@@ -132,7 +118,7 @@ async def test_a_process_that_does_not_answer_is_lost_once(context: Context) -> 
     # Another process of the cell is looked at anew.
     health.alive = True
     health.asked.clear()
-    watch.fold(said(3, "rollout", "service.joined", "rollout-cell-1", e.ServiceJoined(url="http://r", pid=2)))
+    watch.fold(fact(3, "rollout", "service.joined", "rollout-cell-1", e.ServiceJoined(url="http://r", pid=2)))
     await health.asked.wait()
     looking.cancel()
     assert await context.bus.last_seq(f"LOG_{RUN}") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.envelope import Decision
 from schemas.errors import LogBroken
-from schemas.events import BatchOpened, EvaluationScored, MicroStepClaimed
+from schemas.events import BatchOpened, MicroStepClaimed
 from schemas.ids import batch_id, evaluation_id, group_id
 from schemas.micro_steps import DTYPES, MicroStep, decode, validate
 from schemas.records import FrozenTree, VersionSpan
@@ -24,6 +24,7 @@ from services.packer.service import serve
 from services.trajectories.core.admission import admit
 from services.trajectories.service import serve as serve_trajectories
 from services.trajectories.tree import counts_of, freeze
+from tests.facts import scored
 from tests.trajectories.mesh import Mesh
 from tests.trajectories.trees import record
 
@@ -92,17 +93,7 @@ async def fill_groups(mesh: Mesh, count: int) -> None:
             await mesh.finish(execution)
             await mesh.seal(execution, stored)
             asked = await mesh.wait("evaluation.requested", evaluation_id(execution, 1))
-            data = EvaluationScored(
-                execution=execution,
-                attempt=1,
-                score=score,
-                valid=True,
-                workspace_digest="wd",
-                branch=-1,
-                reference="workspace/x",
-                seconds=0.1,
-            )
-            await mesh.say("evaluator", "evaluation.scored", asked.entity, data)
+            await mesh.say("evaluator", "evaluation.scored", asked.entity, scored(execution, score))
         await mesh.wait("group.materialized", group_id(index))
 
 

@@ -11,6 +11,7 @@ from schemas.units import GapStats, RowPlan
 from services.mesh.decider import Driver
 from services.packer.core.packing import Packer
 from services.packer.core.state import State
+from tests.facts import fact
 from tests.trajectories.trees import config
 
 RUN = "r-test"
@@ -35,17 +36,7 @@ class World:
 
     def say(self, owner: str, kind: str, entity: str, data: Any) -> list[Decision]:
         self.seq += 1
-        event = Event(
-            seq=self.seq,
-            time_us=self.seq,
-            kind=kind,
-            entity=entity,
-            owner=owner,
-            instance=owner,
-            causation=0,
-            id=str(self.seq),
-            data=data,
-        )
+        event = fact(self.seq, owner, kind, entity, data)
         self.log.append(event)
         decided = self.driver.feed(event)
         self.decisions += decided

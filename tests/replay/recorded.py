@@ -16,6 +16,7 @@ from schemas.envelope import Event
 from schemas.ids import decision_id
 from services.mesh import codec
 from services.mesh.bus import Stored
+from tests.facts import fact
 from tests.scheduler.world import RUN, World, small_config
 
 
@@ -53,17 +54,7 @@ def recorded(
 
 
 def event(seq: int, kind: str, entity: str, data: Any, *, owner: str = "scheduler", causation: int = 0) -> Event:
-    return Event(
-        seq=seq,
-        time_us=seq * 1000,
-        kind=kind,
-        entity=entity,
-        owner=owner,
-        instance=owner,
-        causation=causation,
-        id=f"id-{seq}",
-        data=data,
-    )
+    return fact(seq, owner, kind, entity, data, time_us=seq * 1000, causation=causation, id=f"id-{seq}")
 
 
 def log_of(*said: tuple[str, str, Any]) -> list[Event]:

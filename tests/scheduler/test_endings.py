@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from schemas import events as e
-from schemas.envelope import Decision, Event
+from schemas.envelope import Decision
 from schemas.ids import evaluation_id
 from schemas.units import FinishReason, TaskRef
 from services.mesh.decider import Driver
 from services.scheduler.core.state import State
 from services.scheduler.decider import Scheduler
 from services.trajectories.core.outcome import Outcome
+from tests.facts import fact, scored
 from tests.scheduler.world import RUN, small_config
 
 SCORED: list[FinishReason] = ["completed", "failed", "harness_timeout"]
@@ -57,17 +58,7 @@ class Pair:
         while said:
             owner, kind, entity, data = said.pop(0)
             self.seq += 1
-            event = Event(
-                seq=self.seq,
-                time_us=self.now_us,
-                kind=kind,
-                entity=entity,
-                owner=owner,
-                instance=owner,
-                causation=0,
-                id=f"{self.seq}",
-                data=data,
-            )
+            event = fact(self.seq, owner, kind, entity, data, time_us=self.now_us)
             for driver in self.drivers:
                 if driver.is_input(event):
                     decided = driver.feed(event)
@@ -94,17 +85,7 @@ class Pair:
         self.say("trajectories", "execution.tree-frozen", execution, tree)
 
     def score(self, execution: str, score: float = 1.0) -> None:
-        scored = e.EvaluationScored(
-            execution=execution,
-            attempt=0,
-            score=score,
-            valid=True,
-            workspace_digest="wd",
-            branch=-1,
-            reference="w",
-            seconds=1.0,
-        )
-        self.say("evaluator", "evaluation.scored", evaluation_id(execution, 0), scored)
+        self.say("evaluator", "evaluation.scored", evaluation_id(execution, 0), scored(execution, score, attempt=0))
 
     def outcomes(self) -> list[tuple[str, float]]:
         [ready] = [each.data for each in self.decisions if each.kind == "group.ready"]

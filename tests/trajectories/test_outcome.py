@@ -18,6 +18,7 @@ from schemas.units import TaskRef
 from services.mesh.decider import Driver
 from services.trajectories.core.outcome import Outcome
 from services.trajectories.core.state import State
+from tests.facts import fact, scored
 from tests.trajectories.trees import config
 
 RUN = "r-test"
@@ -40,17 +41,7 @@ class World:
 
     def say(self, owner: str, kind: str, entity: str, data: Any) -> list[Decision]:
         self.seq += 1
-        event = Event(
-            seq=self.seq,
-            time_us=self.now_us,
-            kind=kind,
-            entity=entity,
-            owner=owner,
-            instance=owner,
-            causation=0,
-            id=f"{self.seq}",
-            data=data,
-        )
+        event = fact(self.seq, owner, kind, entity, data, time_us=self.now_us)
         self.log.append(event)
         decided = self.driver.feed(event)
         self.decisions += decided
@@ -91,21 +82,6 @@ def tree(*, attempt: int = 1, trainable: int = 4, blob: str = "tree/x") -> e.Exe
         trainable=[trainable] * nodes,
         leaves=[0] * nodes,
         classes=[0] * nodes,
-    )
-
-
-def scored(
-    execution: str, score: float, *, valid: bool = True, digest: str = "wd", attempt: int = 1
-) -> e.EvaluationScored:
-    return e.EvaluationScored(
-        execution=execution,
-        attempt=attempt,
-        score=score,
-        valid=valid,
-        workspace_digest=digest,
-        branch=-1,
-        reference="workspace/x",
-        seconds=0.1,
     )
 
 

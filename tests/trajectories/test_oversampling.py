@@ -14,7 +14,8 @@ from schemas.ids import evaluation_id
 from services.mesh.decider import Driver
 from services.trajectories.core.outcome import Outcome
 from services.trajectories.core.state import State
-from tests.trajectories.test_outcome import World, finished, scored, settle, tree
+from tests.facts import scored
+from tests.trajectories.test_outcome import World, finished, settle, tree
 
 
 def world_of(N: int, **sections: Any) -> World:

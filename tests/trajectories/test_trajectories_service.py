@@ -12,13 +12,14 @@ from sqlalchemy import text
 
 from schemas import streams
 from schemas.errors import EnvironmentMissing
-from schemas.events import EvaluationScored, ExecutionDispatched, MeasurementClosed, MeasurementOpened
+from schemas.events import ExecutionDispatched, MeasurementClosed, MeasurementOpened
 from schemas.ids import evaluation_id, group_id, held_out_id, measurement_id
 from services.mesh.service import Context
 from services.mesh.tree_codec import decode_tree
 from services.trajectories.projection import rebuild
 from services.trajectories.service import database_url, serve
 from services.trajectories.store import Store
+from tests.facts import scored
 from tests.trajectories.mesh import Mesh
 from tests.trajectories.trees import record
 
@@ -26,16 +27,7 @@ from tests.trajectories.trees import record
 async def score(mesh: Mesh, execution: str, value: float) -> None:
     """Answers the evaluation as the evaluator would, once it is asked for."""
     asked = await mesh.wait("evaluation.requested", evaluation_id(execution, 1))
-    data = EvaluationScored(
-        execution=execution,
-        attempt=1,
-        score=value,
-        valid=True,
-        workspace_digest=asked.data.workspace_digest,
-        branch=-1,
-        reference=asked.data.workspace,
-        seconds=0.1,
-    )
+    data = scored(execution, value, digest=asked.data.workspace_digest, reference=asked.data.workspace)
     await mesh.say("evaluator", "evaluation.scored", asked.entity, data)
 
 

@@ -16,6 +16,7 @@ from replay.timeline.thinning import LEAST_TELLING, thin
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.units import GapStats, check
+from tests.facts import fact
 from tests.replay.recorded import recorded
 from tests.replay.simulator.small import small
 from tests.scheduler.world import small_config
@@ -72,17 +73,7 @@ def _log() -> list[Event]:
         ("scheduler", "burst.ended", "u-000001", e.BurstEnded(version=1, stays=[], reason=[])),
     ]
     return [
-        Event(
-            seq=index,
-            time_us=1_000_000 + 2000 * index,
-            kind=kind,
-            entity=entity,
-            owner=owner,
-            instance=owner,
-            causation=index - 1,
-            id=str(index),
-            data=data,
-        )
+        fact(index, owner, kind, entity, data, time_us=1_000_000 + 2000 * index, causation=index - 1)
         for index, (owner, kind, entity, data) in enumerate(said, start=1)
     ]
 
