@@ -77,6 +77,8 @@ def test_speedup_is_taken_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.outside) == 2
     inside = msgspec.structs.replace(found, paper_async=(0.0, 9.0), paper_colocate=(0.0, 9.0))
     assert not inside.outside
+    barely = msgspec.structs.replace(inside, paper_async=(found.over_async.mean + 1e-6, 9.0))
+    assert len(barely.outside) == 1, "a mean below the range is outside, however much seeds spread"
 
 
 def test_standard_error_falls_with_seeds() -> None:
