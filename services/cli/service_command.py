@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 from services.cli.places import Places
 from services.cli.plan import SERVICES
 from services.mesh import host as mesh_host
-from services.mesh.processes import end_with_parent
+from services.mesh.processes import end, end_with_parent
 from services.mesh.service import Serve, configure_logging, open_context, run_service
 
 
@@ -32,9 +32,10 @@ def service_command(
     end_with_parent()
     # The services that hold a model load what only they need.
     module = importlib.import_module(f"services.{service}.service")
-    return asyncio.run(
+    code = asyncio.run(
         _serve(module.serve, service, run=run, nats=nats, places=Places(state), here=here, cell=cell, port=port)
     )
+    return end(code)
 
 
 async def _serve(

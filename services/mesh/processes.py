@@ -22,7 +22,9 @@ State = Literal["starting", "running", "waiting", "done", "stopped", "failed"]
 _PR_SET_PDEATHSIG = 1
 _ORPHAN_GRACE_S = 10.0
 _TAIL_BYTES = 16 * 1024
+_LAST_WORD_S = 0.2
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_staying: list[threading.Thread] = []
 
 
 class Process(msgspec.Struct, kw_only=True):
@@ -95,6 +97,25 @@ def end_with_parent(grace_s: float = _ORPHAN_GRACE_S) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
+
+
+def may_stay_behind(thread: threading.Thread) -> None:
+    """For a daemon thread that may stand in a library's call when its process ends; `end` looks after it."""
+    _staying[:] = [known for known in _staying if known.is_alive()] + [thread]
+
+
+def end(code: int) -> int:
+    """The last thing that a process does; returns `code` for `sys.exit`, or ends the process with it at once.
+
+    A daemon thread that comes back from a C++ call into an interpreter that goes down aborts the process. Nothing is
+    taken down where one stands in such a call."""
+    for thread in _staying:
+        thread.join(_LAST_WORD_S)
+    if any(thread.is_alive() for thread in _staying):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _sentence(said: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from services.mesh.host import own_host
+from services.mesh.processes import may_stay_behind
 
 T = TypeVar("T")
 ANSWER_S = 5.0
@@ -41,8 +42,10 @@ class MeetingStore:
         """`timeout_s`: of what a group waits for inside the store while it is built."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        # A thread that never returns may not hold the process when it ends.
-        threading.Thread(target=_answer, args=(self._asked,), name="meeting store", daemon=True).start()
+        # A thread that never returns may not hold the process when it ends, and one that returns then may not abort it.
+        thread = threading.Thread(target=_answer, args=(self._asked,), name="meeting store", daemon=True)
+        thread.start()
+        may_stay_behind(thread)
         self.rendezvous = rendezvous
         """`host:port`."""
         try:

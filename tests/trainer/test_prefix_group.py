@@ -184,3 +184,31 @@ def test_nobody_waits_in_the_store_of_a_core_that_stands_still(
     assert (repr(group), group.trouble) == (first, "")
     for each in (group, new):
         each.close()
+
+
+ENDS_IN_A_CALL = """
+import socket, sys, time
+from services.mesh.processes import end
+from services.trainer import meeting_store
+
+class GoesDownSlowly:
+    def __del__(self):
+        time.sleep(30)
+
+slow = GoesDownSlowly()
+silent = socket.create_server(("127.0.0.1", 0))
+meeting_store.ANSWER_S = 0.5
+try:
+    meeting_store.MeetingStore(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5)
+except meeting_store.StoreSilent:
+    print("silent", flush=True)
+    sys.exit(end(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_a_call_that_returns_while_the_process_ends_does_not_abort_it(code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_IN_A_CALL, str(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (code, "silent\n"), ended.stderr

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from services.mesh.processes import end
 from services.mesh.service import open_context, run_service
 from services.trainer.service import serve
 
@@ -18,4 +19,4 @@ async def main(url: str, run: str, folder: Path, cell: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])))
+    sys.exit(end(asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]))))
