@@ -96,11 +96,10 @@ def shape_of(recorded: Sequence[Decision], computed: Sequence[Decision], index: 
         return "extra"
     if actual is None:
         return "missing"
-    if (expected.kind, expected.entity) == (actual.kind, actual.entity):
+    if expected.kind == actual.kind:
         return "different"
-    if any((each.kind, each.entity) == (expected.kind, expected.entity) for each in computed[index:]):
-        return "extra"
-    return "different" if expected.kind == actual.kind else "missing"
+    later = any((each.kind, each.entity) == (expected.kind, expected.entity) for each in computed[index:])
+    return "extra" if later else "missing"
 
 
 def differences(expected: Decision | None, actual: Decision | None) -> list[Difference]:

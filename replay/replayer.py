@@ -62,8 +62,8 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     def first(self) -> Divergence | None:
         """The earliest divergence in the log."""
         found = [each.first for each in self._parts() if each.first]
-        # Whoever decides tells more than the draws alone.
-        return min(found, key=lambda each: (each.recorded_seq or each.seq, each.seq, each.index), default=None)
+        # Of two at the same place the first: whoever decides tells more than the draws alone.
+        return min(found, key=lambda each: each.recorded_seq or each.seq, default=None)
 
     def _parts(self) -> list[DeciderResult | Draws]:
         return [*self.deciders, *([self.admission] if self.admission is not None else [])]

@@ -83,6 +83,18 @@ class _Forwards(set[Any]):
         members: Iterable[Any] = super().__iter__()
         return iter(sorted(members, key=repr, reverse=self._descending))
 
+    def copy(self) -> Any:
+        return type(self)(super().copy())
+
+    def __or__(self, other: Any) -> Any:
+        return type(self)(super().__or__(other))
+
+    def __and__(self, other: Any) -> Any:
+        return type(self)(super().__and__(other))
+
+    def __sub__(self, other: Any) -> Any:
+        return type(self)(super().__sub__(other))
+
     def pop(self) -> Any:
         first = next(iter(self))
         self.remove(first)
