@@ -11,9 +11,13 @@ from collections.abc import Callable
 
 from replay.fault import plan as p
 from replay.fault.setting import Setting
+from replay.replayer import DECIDERS
 
 FAULTS = (16, 26)
 """Least and most faults of a plan."""
+
+SNAPSHOT_EVERY = (1, 5, 20, 500)
+"""Inputs between two snapshots of one that decides."""
 
 _LONGEST_S = 4 * 3600.0
 _HANGS_S = 2 * 3600.0
@@ -39,7 +43,16 @@ def draw(seed: int, setting: Setting) -> p.Plan:
     moments = _moments(setting)
     makers, weights = zip(*_makers(setting, moments), strict=True)
     chosen = rng.choices(makers, weights, k=rng.randint(*FAULTS))
-    return p.Plan(seed=seed, faults=[make(rng, _pin(rng, moments)) for make in chosen])
+    return p.Plan(
+        seed=seed,
+        faults=[make(rng, _pin(rng, moments)) for make in chosen],
+        snapshot_every=_snapshots(random.Random(f"{seed}:snapshots")),
+    )
+
+
+def _snapshots(rng: random.Random) -> dict[str, int]:
+    """A run is short: as often as in production nobody would ever recover from one."""
+    return {service: rng.choice(SNAPSHOT_EVERY) for service in DECIDERS}
 
 
 Make = Callable[[random.Random, p.Pin], p.AnyFault]

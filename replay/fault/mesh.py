@@ -36,7 +36,7 @@ from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import Line, MemoryBus
 from services.mesh.memory_reader import by_timer
 from services.mesh.publisher import Publisher
-from services.mesh.service import Context, serve_until
+from services.mesh.service import SNAPSHOT_EVERY, Context, serve_until
 
 QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
@@ -229,6 +229,7 @@ class Member:
         self.bus: MemoryBus | None = None
         self.health: WorldHealth | None = None
         self.lives = 0
+        self.snapshot_every = SNAPSHOT_EVERY
         self.down_s: float | None = None
         """How long it stays away after the kill or the stop that is being made."""
         self.on_connect: list[Callable[[MemoryBus], None]] = []
@@ -357,6 +358,7 @@ class Member:
             cell=self.cell,
             health=cast(HealthFace, health),
             pid=1000 + self.lives,
+            snapshot_every=self.snapshot_every,
         )
         life.begin(self._main(context, life, stop))
         self._arm()

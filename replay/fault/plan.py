@@ -208,6 +208,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     faults: list[AnyFault] = []
+    snapshot_every: dict[str, int] = {}
+    """Inputs between two snapshots of a service that decides; as in production where it isn't named."""
     note: str = ""
     """What the plan once showed, for plans that are kept."""
 

@@ -55,6 +55,8 @@ class Striker:
         self._requests: list[_Awaited[p.Request]] = []
 
     def begin(self) -> None:
+        for name, inputs in self._plan.snapshot_every.items():
+            self._member(name).snapshot_every = inputs
         self._mesh.watchers.append(self._see)
         self._due("", 0)
 

@@ -34,6 +34,8 @@ ALONE_S = 2.0
 """How long another instance may take to answer."""
 LEAVE_S = 5.0
 """How long a service that ends tries to say so."""
+SNAPSHOT_EVERY = 500
+"""Inputs of a decider between two snapshots: how much of the log is read again at most, after a life of so many."""
 Serve = Callable[["Context"], Awaitable[None]]
 
 
@@ -57,6 +59,7 @@ class Context:
         port: int = 0,
         health: HealthFace | None = None,
         pid: int = 0,
+        snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.bus, self.clock, self.started = bus, clock, started
         self.config: Config = started.config
@@ -77,6 +80,8 @@ class Context:
         self.health: HealthFace = health or Health(service=service, instance=instance, host=self.host)
         self.pid = pid or os.getpid()
         """Tells the lives of one instance apart, as long as they are on one host."""
+        self.snapshot_every = snapshot_every
+        """Inputs between two snapshots of its decider, for a service that decides."""
         self.joined = 0
         """Sequence of the `service.joined` of this life; 0 until it is said."""
         self.log = structlog.get_logger(service=service, instance=instance)

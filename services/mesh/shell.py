@@ -35,8 +35,8 @@ Observer = Callable[[], None]
 
 
 class Shell(Generic[S]):
-    """`before_publish` does the I/O without which a decision may not be said; it must be idempotent.
-    `observe` is called after every input, for health and metrics."""
+    """A snapshot is stored every `snapshot_every` inputs of a life. `before_publish` does the I/O without which a decision
+    may not be said; it must be idempotent. `observe` is called after every input, for health and metrics."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Shell(Generic[S]):
         bus: Bus,
         clock: Clock,
         publisher: Publisher,
+        snapshot_every: int,
         before_publish: BeforePublish | None = None,
         observe: Observer | None = None,
-        snapshot_every: int = 500,
     ) -> None:
         self.driver: Driver[S] = Driver(decider)
         self._bus, self._clock, self._publisher = bus, clock, publisher

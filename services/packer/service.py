@@ -19,6 +19,7 @@ async def serve(context: Context) -> None:
         bus=context.bus,
         clock=context.clock,
         publisher=context.publisher,
+        snapshot_every=context.snapshot_every,
         before_publish=materialiser,
         observe=lambda: context.health.read_to.set(shell.read_to),
     )

@@ -12,7 +12,13 @@ from services.scheduler.decider import Scheduler
 
 
 async def serve(context: Context) -> None:
-    shell: Shell[State] = Shell(decider=Scheduler(), bus=context.bus, clock=context.clock, publisher=context.publisher)
+    shell: Shell[State] = Shell(
+        decider=Scheduler(),
+        bus=context.bus,
+        clock=context.clock,
+        publisher=context.publisher,
+        snapshot_every=context.snapshot_every,
+    )
     health, driver = context.health, shell.driver
     health.ready = lambda: "" if shell.caught_up.is_set() else "reading the log"
     health.gauge("gyre_waterlevel", "w = d - f: outstanding executions", lambda: driver.state.d - driver.state.f)

@@ -43,7 +43,13 @@ def open_store(context: Context) -> Store:
 async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open_store) -> None:
     """Runs until cancelled; ends with the error of whichever part fails first."""
     store = await asyncio.to_thread(open_rows, context)
-    shell = Shell(decider=Outcome(), bus=context.bus, clock=context.clock, publisher=context.publisher)
+    shell = Shell(
+        decider=Outcome(),
+        bus=context.bus,
+        clock=context.clock,
+        publisher=context.publisher,
+        snapshot_every=context.snapshot_every,
+    )
     projection = Projection(bus=context.bus, run=context.run, store=store)
     freezer = Freezer(context, frozen=projection.keep)
 

@@ -12,6 +12,7 @@ from replay.fault.setting import setting_of
 from schemas.config import validate
 from schemas.errors import ConfigError
 from schemas.kinds import KINDS
+from services.mesh.service import SNAPSHOT_EVERY
 
 
 def test_every_seed_has_a_run_that_the_product_takes() -> None:
@@ -32,6 +33,12 @@ def test_a_seed_draws_the_same_plan_again_and_every_kind_of_fault_is_drawn() -> 
         drawn |= {type(fault) for fault in plan.faults}
         assert all(fault.pin.kind in KINDS or not fault.pin.kind for fault in plan.faults)
     assert drawn == set(p.AnyFault.__args__)
+
+
+def test_who_decides_writes_snapshots_often_or_as_in_production() -> None:
+    drawn = [draw(seed, setting_of(seed)).snapshot_every for seed in range(50)]
+    for service in ("scheduler", "trajectories", "packer"):
+        assert {each[service] for each in drawn} == {1, 5, 20, SNAPSHOT_EVERY}
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from replay.fault.run import Outcome, simulate_plan
 from replay.fault.setting import setting_of
 from schemas.envelope import Event
 from services.mesh.codec import decode
+from services.mesh.decider import Driver
 from services.mesh.service import Context
 from services.packer import service as packer
 
@@ -81,6 +83,25 @@ def test_a_core_whose_published_version_is_damaged_waits_for_a_copy() -> None:
     again = said_by(log, "trainer-cell-0", "service.joined")[1]
     assert again.time_us - struck_us >= 590e6
     assert not any(event.kind == "checkpoint.restored" and event.data.version == 0 for event in log)
+
+
+@pytest.mark.parametrize("service", ["scheduler", "trajectories", "packer"])
+def test_a_service_recovers_from_the_last_snapshot_of_the_life_before(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: dict[str, int] = {}
+    restore = Driver.restore
+
+    def spied(driver: Driver[Any], snapshot: bytes) -> None:
+        restore(driver, snapshot)
+        restored[driver.decider.name] = driver.position
+
+    monkeypatch.setattr(Driver, "restore", spied)
+    crash = p.Crash(pin=p.Pin(kind="execution.finished", nth=20), service=service, down_s=30.0)
+    outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[crash], snapshot_every={service: 5}))
+    assert not outcome.violations
+    assert list(restored) == [service]
+    assert 0 < outcome.struck[0].seq - restored[service] < 100
 
 
 def test_a_service_that_does_not_stop_is_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
