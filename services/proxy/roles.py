@@ -1,36 +1,89 @@
 """Who is calling: the rules by which requests of a harness get one of the four roles, as data.
 
-A rule looks for a text in one place of the request; what it says is added up. Without any the main agent is calling.
+A rule looks for a text in one place of the request; what the rules say is added up. Without any the main agent is
+calling. A helper (titles, memory) is a sub-agent with a branch of its own. Requests of one agent share branches, so the
+agent's id is its own, never that of a session that several agents share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from schemas.records import Role
 
-Sign = Literal["sub-agent", "summary"]
+Sign = Literal["sub-agent", "summary", "helper"]
+Where = Literal["header", "turn", "billing", "system", "last-user-text"]
 
 
-class Rule(msgspec.Struct, frozen=True):
-    where: Literal["header", "billing", "last-user-text"]
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a request before its prompt is."""
+
+    headers: Mapping[str, str]
+    """Looked up by lower-case names."""
+    billing: str = ""
+    """Claude Code's billing block."""
+    system: str = ""
+    last_texts: Sequence[str] = ()
+    """Text blocks of the last user message."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    harness: str
+    where: Where
     text: str
-    """Name of a header that is present, a part of the billing block, or how a text block begins."""
+    """A header's name, a key of Codex's turn metadata, a part of the billing block, or how a text begins."""
+    value: str = ""
+    """What the header or the key says; empty for anything."""
     sign: Sign
+    unless: str = ""
+    """A header that says it better: where it is present the rule is silent."""
 
 
-AGENT_HEADER = "x-claude-code-agent-id"
-UNNAMED = "sub-agent"
-"""Agent of a sub-agent that says no id."""
+CLASS = "x-claude-code-request-class"
+"""Claude Code from 2.1.273 on, with CLAUDE_CODE_GATEWAY_HINT_HEADERS=1."""
+TURN = "x-codex-turn-metadata"
 
 RULES: tuple[Rule, ...] = (
-    Rule("header", AGENT_HEADER, "sub-agent"),
-    Rule("billing", "cc_is_subagent=true", "sub-agent"),
-    Rule("last-user-text", "CRITICAL: Respond with TEXT ONLY", "summary"),
+    Rule(harness="Claude Code", where="header", text="x-claude-code-agent-id", sign="sub-agent"),
+    Rule(harness="Claude Code", where="header", text=CLASS, value="subagent", sign="sub-agent"),
+    Rule(harness="Claude Code", where="header", text=CLASS, value="workflow", sign="sub-agent"),
+    Rule(harness="Claude Code", where="header", text=CLASS, value="compaction", sign="summary"),
+    Rule(harness="Claude Code", where="header", text=CLASS, value="auxiliary", sign="helper"),
+    Rule(harness="Claude Code", where="billing", text="cc_is_subagent=true", sign="sub-agent", unless=CLASS),
+    Rule(
+        harness="Claude Code",
+        where="last-user-text",
+        text="CRITICAL: Respond with TEXT ONLY",
+        sign="summary",
+        unless=CLASS,
+    ),
+    Rule(harness="Codex", where="turn", text="request_kind", value="compaction", sign="summary"),
+    Rule(harness="Codex", where="turn", text="thread_source", value="subagent", sign="sub-agent"),
+    Rule(harness="Codex", where="header", text="x-codex-parent-thread-id", sign="sub-agent"),
+    Rule(harness="Codex", where="header", text="x-openai-subagent", value="collab_spawn", sign="sub-agent"),
+    Rule(harness="Codex", where="header", text="x-openai-subagent", value="review", sign="sub-agent"),
+    Rule(harness="Codex", where="header", text="x-openai-subagent", value="compact", sign="summary"),
+    Rule(harness="Codex", where="header", text="x-openai-subagent", value="memory_consolidation", sign="helper"),
+    Rule(
+        harness="Codex",
+        where="last-user-text",
+        text="You are performing a CONTEXT CHECKPOINT COMPACTION",
+        sign="summary",
+        unless=TURN,
+    ),
+    Rule(harness="OpenCode", where="header", text="x-parent-session-id", sign="sub-agent"),
+    Rule(harness="OpenCode", where="system", text="You are a title generator", sign="helper"),
 )
+
+AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
+"""Where a sub-agent says its own id: Claude Code, Codex, OpenCode."""
+UNNAMED = "sub-agent"
+"""Agent of a sub-agent that says no id."""
+HELPER = "helper"
+"""Agent of all helpers."""
 
 _ROLES: dict[tuple[bool, bool], Role] = {
     (False, False): "main",
@@ -40,20 +93,41 @@ _ROLES: dict[tuple[bool, bool], Role] = {
 }
 
 
-def classify(
-    headers: Mapping[str, str],
-    billing: str,
-    last_user_texts: list[str],
-    rules: tuple[Rule, ...] = RULES,
-) -> tuple[Role, str]:
-    """Role and agent id (empty for the main agent) of a request; `headers` is looked up by lower-case names."""
-    signs: set[Sign] = set()
-    for rule in rules:
-        if (
-            (rule.where == "header" and headers.get(rule.text))
-            or (rule.where == "billing" and rule.text in billing)
-            or (rule.where == "last-user-text" and any(text.startswith(rule.text) for text in last_user_texts))
-        ):
-            signs.add(rule.sign)
-    sub_agent = "sub-agent" in signs
-    return _ROLES[sub_agent, "summary" in signs], (headers.get(AGENT_HEADER) or UNNAMED) if sub_agent else ""
+def classify(asker: Asker, rules: tuple[Rule, ...] = RULES) -> tuple[Role, str]:
+    """Role of a request, and its agent's id (empty for the main agent)."""
+    turn = _turn(asker.headers.get(TURN, ""))
+    signs = {rule.sign for rule in rules if _says(rule, asker, turn)}
+    if "helper" in signs:
+        return "sub-agent", HELPER
+    role = _ROLES["sub-agent" in signs, "summary" in signs]
+    if "sub-agent" not in signs:
+        return role, ""
+    return role, next((said for name in AGENT_HEADERS if (said := asker.headers.get(name))), UNNAMED)
+
+
+def _says(rule: Rule, asker: Asker, turn: Mapping[str, Any]) -> bool:
+    if rule.unless and asker.headers.get(rule.unless):
+        return False
+    match rule.where:
+        case "header":
+            said = asker.headers.get(rule.text, "")
+            return said == rule.value if rule.value else bool(said)
+        case "turn":
+            return turn.get(rule.text) == rule.value
+        case "billing":
+            return rule.text in asker.billing
+        case "system":
+            return asker.system.startswith(rule.text)
+        case "last-user-text":
+            return any(text.startswith(rule.text) for text in asker.last_texts)
+
+
+def _turn(text: str) -> Mapping[str, Any]:
+    """Codex's turn metadata, JSON in a header."""
+    if not text:
+        return {}
+    try:
+        said = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return {}
+    return said if isinstance(said, dict) else {}

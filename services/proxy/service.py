@@ -64,7 +64,13 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
             incarnation=end,
         )
         desk = Desk(shared, say_sealed)
-        endpoints = Endpoints(desk=desk, secret=context.secret, ping_s=config.proxy.ping_s)
+        endpoints = Endpoints(
+            desk=desk,
+            secret=context.secret,
+            ping_s=config.proxy.ping_s,
+            model=config.harness.model,
+            clock=context.clock,
+        )
         endpoints.add_routes(context.health)
         context.health.app[DESK] = desk
         context.health.gauge("gyre_proxy_calls_in_flight", "Model calls in flight", desk.flights)

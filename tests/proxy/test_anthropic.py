@@ -9,7 +9,8 @@ import pytest
 
 from services.proxy.conversation import Call, Result, Text, Thinking
 from services.proxy.dialects import anthropic
-from services.proxy.dialects.anthropic import Answer, parse
+from services.proxy.dialects.anthropic import parse
+from services.proxy.dialects.dialect import Answer
 from services.proxy.refusal import Refused
 from tests.proxy.conftest import assemble, body_of, parse_events
 
@@ -140,8 +141,7 @@ def test_roles(headers: dict[str, str], billing: str, last: str, role: str, agen
 
 def test_a_stream_says_the_same_as_a_whole_message() -> None:
     answer = Answer(
-        request="ab" * 16,
-        model="policy",
+        asked=parsed(body_of("hi")),
         blocks=[
             Thinking(thinking="hm\n"),
             Text(text="two\nlines é"),
@@ -151,11 +151,9 @@ def test_a_stream_says_the_same_as_a_whole_message() -> None:
         finish="stop",
         prompt_tokens=11,
         output_tokens=7,
+        created=0,
     )
-    stream = (
-        anthropic.message_start(answer.request, answer.model, 11) + anthropic.PING + anthropic.rest_of_stream(answer)
-    )
-    events = parse_events(stream)
+    events = parse_events(anthropic.opening(answer.asked, 11, 0) + anthropic.rest_of_stream(answer))
     starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert [start.get("input") for start in starts[2:]] == [{}, {}]  # clients read arguments from deltas only
     message = assemble(events)
@@ -166,6 +164,7 @@ def test_a_stream_says_the_same_as_a_whole_message() -> None:
 
 
 def test_an_empty_answer_is_a_message_without_blocks() -> None:
-    answer = Answer(request="cd" * 16, model="m", blocks=[], finish="length", prompt_tokens=1, output_tokens=1)
-    stream = anthropic.message_start(answer.request, "m", 1) + anthropic.rest_of_stream(answer)
+    asked = parsed(body_of("hi"))
+    answer = Answer(asked=asked, blocks=[], finish="length", prompt_tokens=1, output_tokens=1, created=0)
+    stream = anthropic.opening(asked, 1, 0) + anthropic.rest_of_stream(answer)
     assert assemble(parse_events(stream))["stop_reason"] == "max_tokens"

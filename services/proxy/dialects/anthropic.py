@@ -6,7 +6,6 @@ to the policy, is refused with a sentence that says why. Blocks of unknown kinds
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -26,13 +25,21 @@ from services.proxy.conversation import (
     joined,
     normalise,
 )
-from services.proxy.refusal import KINDS, Refused
-from services.proxy.roles import classify
+from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
+from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode_object, field, numbers, reminder, shown
+from services.proxy.refusal import Refused
+from services.proxy.roles import Asker, classify
 
-_UNSEEN = ("cache_control", "citations")
-"""Keys of a block that are not part of what it says."""
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_NO_GRAMMAR = "answers are sampled freely, so that their log-probabilities are the policy's"
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    OVERLOADED: "overloaded_error",
+}
+"""Error types. A harness repeats 401, 500 and 529, never 400 and 413."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -58,21 +65,19 @@ class _Body(msgspec.Struct, frozen=True):
 
 def parse(data: bytes, headers: Mapping[str, str]) -> Request:
     """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
-    tree = _decode(data)
-    try:
-        body = msgspec.convert(tree, _Body, strict=False)
-    except msgspec.ValidationError as error:
-        raise Refused(400, str(error)) from None
+    tree = decode_object(data)
+    body = convert(tree, _Body)
     _check(body)
     system = [{"type": "text", "text": body.system}] if isinstance(body.system, str) else body.system or []
     for index, block in enumerate(system):
-        _field(block, "text", str, f"system.{index}")
+        field(block, "text", str, f"system.{index}")
     billing = [block["text"] for block in system if block["text"].startswith(BILLING)]
     told = [block for block in system if not block["text"].startswith(BILLING)]
     messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
     asker = next((message for message in reversed(messages) if message.role == "user"), None)
     texts = [block.text for block in asker.blocks if isinstance(block, Text)] if asker else []
-    role, agent = classify(headers, " ".join(billing), texts)
+    instructions = joined([{"type": "text", "text": block["text"]} for block in told])
+    role, agent = classify(Asker(headers=headers, billing=" ".join(billing), system=instructions, last_texts=texts))
     normal = normalise(messages)
     if not normal or normal[0].role != "user":
         raise Refused(400, "messages: the first message must use the user role and say something")
@@ -80,7 +85,7 @@ def parse(data: bytes, headers: Mapping[str, str]) -> Request:
         conversation=Conversation(
             agent=agent,
             role=role,
-            system=joined([{"type": "text", "text": block["text"]} for block in told]),
+            system=instructions,
             tools=_tools(body.tools or []),
             messages=normal,
         ),
@@ -88,56 +93,27 @@ def parse(data: bytes, headers: Mapping[str, str]) -> Request:
         model=body.model,
         stream=body.stream,
         max_tokens=body.max_tokens,
-        asked=_asked(body),
+        asked=numbers(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_tokens=body.max_tokens),
         calls_allowed=(body.tool_choice or {}).get("type") != "none",
     )
-
-
-def _decode(data: bytes) -> dict[str, Any]:
-    try:
-        tree = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # A harness that cuts text between the halves of a character sends a lone surrogate, which is JSON all the same.
-        try:
-            tree = _whole(json.loads(data))
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise Refused(400, "the body is nested too deeply") from None
-    if not isinstance(tree, dict):
-        raise Refused(400, "the body is not a JSON object")
-    return tree
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_whole(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def _check(body: _Body) -> None:
     choice = (body.tool_choice or {}).get("type", "auto")
     if choice in ("any", "tool"):
         raise Refused(
-            400, f"tool_choice: type {choice!r} forces a call by grammar, which is not done here: {_NO_GRAMMAR}"
+            400, f"tool_choice: type {choice!r} forces a call by grammar, which is not done here: {NO_GRAMMAR}"
         )
     if choice not in ("auto", "none"):
         raise Refused(400, f"tool_choice: unknown type {choice!r}")
     if body.logit_bias:
-        raise Refused(400, f"logit_bias: not supported: {_NO_GRAMMAR}")
+        raise Refused(400, f"logit_bias: not supported: {NO_GRAMMAR}")
     if body.n is not None and body.n != 1:
         raise Refused(400, f"n: {body.n} answers were asked for, one call gives one answer")
     if body.stop_sequences:
         raise Refused(400, "stop_sequences: not supported: an answer ends where the policy ends its turn")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise Refused(400, f"max_tokens: {body.max_tokens} is less than 1")
-
-
-def _asked(body: _Body) -> dict[str, float]:
-    values = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k, "max_tokens": body.max_tokens}
-    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -149,7 +125,7 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         where = f"tools.{index}"
         known.append(
             {
-                "name": _field(tool, "name", str, where),
+                "name": field(tool, "name", str, where),
                 "description": tool.get("description") or "",
                 "input_schema": tool.get("input_schema") or {},
             }
@@ -158,36 +134,34 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: _Message, where: str) -> Message:
-    """One message. Text that a harness injects as a system message stands where it is, marked as a reminder: moved to
-    the front it would rewrite every prefix, and Qwen stops calling tools after a system turn in the middle."""
+    """One message; a system message in the middle is a reminder where it stands."""
     content = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
     blocks = []
     for index, block in enumerate(content):
         blocks += _blocks(block, message.role, f"{where}.content.{index}")
     if message.role == "system":
-        said = "\n".join(block.text for block in blocks if isinstance(block, Text))
-        blocks = [Text(text=f"<system-reminder>\n{said}\n</system-reminder>")]
+        return reminder([block.text for block in blocks if isinstance(block, Text)])
     return Message(role="assistant" if message.role == "assistant" else "user", blocks=blocks)
 
 
 def _blocks(block: dict[str, Any], role: str, where: str) -> list[Block]:
     kind = block.get("type")
     if kind == "text":
-        return [Text(text=_field(block, "text", str, where))]
+        return [Text(text=field(block, "text", str, where))]
     if kind == "thinking" and role == "assistant":
-        return [Thinking(thinking=_field(block, "thinking", str, where))]
+        return [Thinking(thinking=field(block, "thinking", str, where))]
     if kind == "redacted_thinking":
         return []
     if kind == "tool_use" and role == "assistant":
         return [
             Call(
-                id=_field(block, "id", str, where),
-                name=_field(block, "name", str, where),
-                input=_field(block, "input", dict, where),
+                id=field(block, "id", str, where),
+                name=field(block, "name", str, where),
+                input=field(block, "input", dict, where),
             )
         ]
     if kind == "tool_result" and role == "user":
-        return [Result(tool_use_id=_field(block, "tool_use_id", str, where), content=_result(block, where))]
+        return [Result(tool_use_id=field(block, "tool_use_id", str, where), content=_result(block, where))]
     return [Text(text=_other(block, where))]
 
 
@@ -202,66 +176,46 @@ def _result(block: dict[str, Any], where: str) -> str:
         place = f"{where}.content.{index}"
         if not isinstance(part, dict):
             raise Refused(400, f"{place}: expected a block")
-        texts.append(_field(part, "text", str, place) if part.get("type") == "text" else _other(part, place))
+        texts.append(field(part, "text", str, place) if part.get("type") == "text" else _other(part, place))
     return "\n".join(texts)
 
 
 def _other(block: dict[str, Any], where: str) -> str:
     if block.get("type") == "image":
         raise Refused(400, f"{where}: the policy reads text only, so an image cannot be shown to it")
-    kept = {key: value for key, value in block.items() if key not in _UNSEEN}
-    return msgspec.json.encode(kept, order="deterministic").decode()
-
-
-def _field(block: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
-    value = block.get(name)
-    if not isinstance(value, kind):
-        raise Refused(400, f"{where}.{name}: expected {'an object' if kind is dict else 'a string'}")
-    return value
+    return shown(block)
 
 
 # answers
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded answer with what the wire says beside it."""
+def stop_reason(answer: Answer) -> str:
+    """Why the answer ends, in the words of the API."""
+    if answer.finish == "length":
+        return "max_tokens"
+    return "tool_use" if answer.calls else "end_turn"
 
-    request: str
-    """Digest of the request: the message id comes from it, so that it is known before the answer is."""
-    model: str
-    blocks: list[Block]
-    finish: Literal["stop", "length"]
-    prompt_tokens: int
-    output_tokens: int
 
-    @property
-    def stop_reason(self) -> str:
-        if self.finish == "length":
-            return "max_tokens"
-        return "tool_use" if any(isinstance(block, Call) for block in self.blocks) else "end_turn"
-
-    @property
-    def content(self) -> list[dict[str, Any]]:
-        """Content blocks as they are sent; thinking is unsigned."""
-        shapes: list[dict[str, Any]] = msgspec.to_builtins(self.blocks)
-        return [{**shape, "signature": ""} if shape["type"] == "thinking" else shape for shape in shapes]
+def content(answer: Answer) -> list[dict[str, Any]]:
+    """Content blocks as they are sent; thinking is unsigned."""
+    shapes: list[dict[str, Any]] = msgspec.to_builtins(answer.blocks)
+    return [{**shape, "signature": ""} if shape["type"] == "thinking" else shape for shape in shapes]
 
 
 def message(answer: Answer) -> dict[str, Any]:
     """The body of an answer that isn't streamed."""
     return {
-        **_envelope(answer.request, answer.model),
-        "content": answer.content,
-        "stop_reason": answer.stop_reason,
+        **_envelope(answer.asked),
+        "content": content(answer),
+        "stop_reason": stop_reason(answer),
         "usage": _usage(answer.prompt_tokens, answer.output_tokens),
     }
 
 
-def message_start(request: str, model: str, prompt_tokens: int) -> bytes:
-    """The first event, which may go out before the answer is known."""
-    return _event(
-        {"type": "message_start", "message": {**_envelope(request, model), "usage": _usage(prompt_tokens, 0)}}
-    )
+def opening(request: Request, prompt_tokens: int, created: int) -> bytes:
+    """`message_start`, which may go out before the answer is known, and the first ping."""
+    start = {"type": "message_start", "message": {**_envelope(request), "usage": _usage(prompt_tokens, 0)}}
+    return _event(start) + PING
 
 
 def rest_of_stream(answer: Answer) -> bytes:
@@ -270,10 +224,10 @@ def rest_of_stream(answer: Answer) -> bytes:
 
 
 def _rest(answer: Answer) -> Iterator[bytes]:
-    for index, block in enumerate(answer.content):
+    for index, block in enumerate(content(answer)):
         if block["type"] == "tool_use":
-            arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
-            start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+            arguments = {"type": "input_json_delta", "partial_json": compact(block["input"])}
+            start, delta = {**block, "input": {}}, arguments
         elif block["type"] == "thinking":
             start, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
         else:
@@ -284,7 +238,7 @@ def _rest(answer: Answer) -> Iterator[bytes]:
     yield _event(
         {
             "type": "message_delta",
-            "delta": {"stop_reason": answer.stop_reason, "stop_sequence": None},
+            "delta": {"stop_reason": stop_reason(answer), "stop_sequence": None},
             "usage": _usage(answer.prompt_tokens, answer.output_tokens),
         }
     )
@@ -300,17 +254,17 @@ def error(refused: Refused, request_id: str) -> dict[str, Any]:
     }
 
 
-def error_event(refused: Refused, request_id: str) -> bytes:
+def error_event(refused: Refused, request: Request, request_id: str, created: int) -> bytes:
     """A refusal after the stream has begun."""
     return _event(error(refused, request_id))
 
 
-def _envelope(request: str, model: str) -> dict[str, Any]:
+def _envelope(request: Request) -> dict[str, Any]:
     return {
-        "id": f"msg_{request[:24]}",
+        "id": f"msg_{request.digest[:24]}",
         "type": "message",
         "role": "assistant",
-        "model": model,
+        "model": request.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -328,4 +282,18 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, int]:
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"event: {data['type']}\ndata: {compact(data)}\n\n".encode()
+
+
+DIALECT = Dialect(
+    name="messages",
+    path="/messages",
+    parse=parse,
+    whole=message,
+    opening=opening,
+    ping=PING,
+    rest=rest_of_stream,
+    error=error,
+    error_event=error_event,
+    count_path="/messages/count_tokens",
+)
