@@ -325,6 +325,7 @@ def bench(
     events: Annotated[list[int] | None, Flag] = None,
     log: Path = Path("tests/golden/quickstart-elastic.gyre"),
     folder: Path | None = None,
+    scenario: Annotated[list[str] | None, Flag] = None,
     state: State = STATE,
     json: Json = False,
 ) -> int:
@@ -335,11 +336,12 @@ def bench(
     name
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
         fish: planted bugs, and how many seeds of the fault net find each. scheduler: events a second of its decider,
-        with 10 cells and with 10,000. replay: how fast and in how much memory logs are decided again.
+        with 10 cells and with 10,000. replay: how fast and in how much memory logs are decided again. scenarios: every
+        shipped scenario at full size, simulated and decided again.
     file
         The configuration that is run.
     seed
-        A seed to run; may be given again.
+        A seed to run; may be given again. For scenarios the seed, 0 unless it is said.
     seeds
         How many seeds to run, from 0 on; for fish, within how many a planted bug must be found.
     planted
@@ -351,8 +353,14 @@ def bench(
     log
         For replay: the log of a real run, whose mix of events the deciders' bare rate is measured with.
     folder
-        For replay: where simulated logs are kept, and found when they are there.
+        For replay: where simulated logs are kept, and found when they are there. For scenarios: where they are kept.
+    scenario
+        For scenarios: its name, or the path of a file; may be given again.
     """
+    if name == "scenarios":
+        from services.cli.bench_scenarios import scenarios_bench
+
+        return scenarios_bench(scenario or [], seed=(seed or [0])[0], folder=folder, json=json)
     if name == "replay":
         from services.cli.bench_replay import replay_bench
 
