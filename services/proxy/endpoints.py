@@ -22,13 +22,13 @@ from services.mesh.tokens import read_token
 from services.proxy.calls import Flight
 from services.proxy.conversation import Request, decode_blocks
 from services.proxy.desk import Desk
-from services.proxy.dialects import anthropic, chat_completions
+from services.proxy.dialects import anthropic, chat_completions, responses
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
 from services.proxy.executions import Execution
 from services.proxy.refusal import Refused
 from services.proxy.tree import Node
 
-DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, chat_completions.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, chat_completions.DIALECT, responses.DIALECT)
 PREFIXES = ("/v1", "/v1/v1")
 """The second for base addresses that end in `/v1` where none is wanted."""
 

@@ -1,0 +1,172 @@
+"""OpenAI Responses, from the wire: request bodies to conversations. What goes out is in `responses_answer`.
+
+Every request brings its whole history, as Codex sends it: nothing is stored here that a request could refer to. Items
+of the assistant that follow each other are one turn. What would falsify log-probabilities, or cannot be shown to the
+policy, is refused with a sentence that says why; items of unknown kinds stay as the text of their JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.proxy.conversation import Block, Call, Request, Result, Text, Thinking
+from services.proxy.dialects import responses_answer as answers
+from services.proxy.dialects.dialect import Dialect
+from services.proxy.dialects.openai import (
+    PING,
+    RETRY_AFTER_S,
+    STATUSES,
+    Transcript,
+    arguments_of,
+    error,
+    request_digest,
+    texts_of,
+)
+from services.proxy.dialects.responses_tools import TEXT, read_tools, shown_name
+from services.proxy.dialects.wire import NO_GRAMMAR, convert, decode_object, field, numbers
+from services.proxy.refusal import PROMPT_TOO_LONG, Refused
+
+NAME = "responses"
+
+
+class _Body(msgspec.Struct, frozen=True):
+    input: str | list[dict[str, Any]]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def parse(data: bytes, headers: Mapping[str, str]) -> Request:
+    """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
+    tree = decode_object(data)
+    body = convert(tree, _Body)
+    _check(body)
+    told = Transcript()
+    if body.instructions:
+        told.instruct(body.instructions)
+    if isinstance(body.input, str):
+        told.user(texts_of(body.input, "input"))
+    else:
+        for index, item in enumerate(body.input):
+            _item(told, item, f"input.{index}")
+    tools, origins = read_tools(body.tools or [])
+    conversation = told.conversation(headers, tools)
+    return Request(
+        conversation=conversation,
+        digest=request_digest(NAME, conversation, tree, "stream_options"),
+        model=body.model,
+        stream=bool(body.stream),
+        max_tokens=body.max_output_tokens,
+        asked=numbers(temperature=body.temperature, top_p=body.top_p, max_tokens=body.max_output_tokens),
+        calls_allowed=body.tool_choice != "none",
+        wire=answers.Wire(
+            origins=origins,
+            parallel=body.parallel_tool_calls is not False,
+            choice="none" if body.tool_choice == "none" else "auto",
+            most=body.max_output_tokens,
+            metadata=body.metadata or {},
+        ),
+    )
+
+
+def _check(body: _Body) -> None:
+    choice = body.tool_choice
+    if choice not in (None, "auto", "none"):
+        kind = choice.get("type", "?") if isinstance(choice, dict) else choice
+        raise Refused(400, f"tool_choice: {kind!r} forces or bounds calls by grammar, not done here: {NO_GRAMMAR}")
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(body, name):
+            raise Refused(400, f"{name}: nothing is stored here; send the whole history as input")
+    if body.background:
+        raise Refused(400, "background: nothing is stored here; wait for the answer")
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise Refused(400, "logprobs: not handed out: they are recorded for training")
+    form = (body.text or {}).get("format") or {}
+    if not isinstance(form, dict) or form.get("type", "text") != "text":
+        raise Refused(400, f"text.format: only text: {NO_GRAMMAR}")
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise Refused(400, f"max_output_tokens: {body.max_output_tokens} is less than 1")
+
+
+def _item(told: Transcript, item: dict[str, Any], where: str) -> None:
+    kind = item.get("type") or "message"
+    match kind:
+        case "message":
+            _message(told, item, where)
+        case "reasoning":
+            told.assistant(_thoughts(item, where))
+        case "function_call":
+            name = shown_name(field(item, "name", str, where), item.get("namespace"))
+            told.assistant([_call(item, name, arguments_of(field(item, "arguments", str, where)), where)])
+        case "custom_tool_call":
+            name = shown_name(field(item, "name", str, where), item.get("namespace"))
+            told.assistant([_call(item, name, {TEXT: field(item, "input", str, where)}, where)])
+        case "function_call_output" | "custom_tool_call_output":
+            text = "\n".join(texts_of(item.get("output"), f"{where}.output"))
+            told.result(Result(tool_use_id=field(item, "call_id", str, where), content=text))
+        case "item_reference":
+            raise Refused(400, f"{where}: nothing is stored here that an item could refer to; send the item itself")
+        case _:
+            told.user(texts_of([item], where))
+
+
+def _message(told: Transcript, item: dict[str, Any], where: str) -> None:
+    role = field(item, "role", str, where)
+    texts = texts_of(item.get("content"), f"{where}.content")
+    if role in ("system", "developer"):
+        told.instruct("\n".join(texts))
+    elif role == "user":
+        told.user(texts)
+    elif role == "assistant":
+        told.assistant([Text(text=text) for text in texts])
+    else:
+        raise Refused(400, f"{where}.role: unknown role {role!r}")
+
+
+def _thoughts(item: dict[str, Any], where: str) -> list[Block]:
+    """Summaries are what we send as such: the thoughts themselves. Encrypted ones are somebody else's."""
+    texts = []
+    for name in ("summary", "content"):
+        for index, part in enumerate(convert(item.get(name) or [], list[dict[str, Any]])):
+            texts.append(field(part, "text", str, f"{where}.{name}.{index}"))
+    return [Thinking(thinking="\n".join(texts))] if texts else []
+
+
+def _call(item: dict[str, Any], name: str, arguments: dict[str, Any], where: str) -> Call:
+    return Call(id=field(item, "call_id", str, where), name=name, input=arguments)
+
+
+DIALECT = Dialect(
+    name=NAME,
+    path="/responses",
+    parse=parse,
+    whole=answers.response,
+    opening=answers.opening,
+    ping=PING,
+    rest=answers.events,
+    error=error,
+    error_event=answers.failed,
+    count_path="/responses/input_tokens",
+    count=lambda tokens: {"object": "response.input_tokens", "input_tokens": tokens},
+    statuses=STATUSES,
+    retry_after_s=RETRY_AFTER_S,
+    # Codex makes room in its history when a stream says so, and gives up when a status does.
+    told_in_stream=frozenset({PROMPT_TOO_LONG}),
+)
