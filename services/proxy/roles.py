@@ -30,14 +30,14 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """Text blocks of the last user message."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True):
     harness: str
     where: Where
     text: str
     """A header's name, a key of Codex's turn metadata, a part of the billing block, or how a text begins."""
     value: str = ""
     """What the header or the key says; empty for anything."""
-    sign: Sign
+    sign: Sign = "sub-agent"
     unless: str = ""
     """A header that says it better: where it is present the rule is silent."""
 
@@ -46,37 +46,35 @@ CLASS = "x-claude-code-request-class"
 """Claude Code from 2.1.273 on, with CLAUDE_CODE_GATEWAY_HINT_HEADERS=1."""
 TURN = "x-codex-turn-metadata"
 
+_CODEX_SUB_AGENTS = ("collab_spawn", "review")
+
 RULES: tuple[Rule, ...] = (
-    Rule(harness="Claude Code", where="header", text="x-claude-code-agent-id", sign="sub-agent"),
-    Rule(harness="Claude Code", where="header", text=CLASS, value="subagent", sign="sub-agent"),
-    Rule(harness="Claude Code", where="header", text=CLASS, value="workflow", sign="sub-agent"),
-    Rule(harness="Claude Code", where="header", text=CLASS, value="compaction", sign="summary"),
-    Rule(harness="Claude Code", where="header", text=CLASS, value="auxiliary", sign="helper"),
-    Rule(harness="Claude Code", where="billing", text="cc_is_subagent=true", sign="sub-agent", unless=CLASS),
-    Rule(
-        harness="Claude Code",
-        where="last-user-text",
-        text="CRITICAL: Respond with TEXT ONLY",
-        sign="summary",
-        unless=CLASS,
-    ),
-    Rule(harness="Codex", where="turn", text="request_kind", value="compaction", sign="summary"),
-    Rule(harness="Codex", where="turn", text="thread_source", value="subagent", sign="sub-agent"),
-    Rule(harness="Codex", where="header", text="x-codex-parent-thread-id", sign="sub-agent"),
-    Rule(harness="Codex", where="header", text="x-openai-subagent", value="collab_spawn", sign="sub-agent"),
-    Rule(harness="Codex", where="header", text="x-openai-subagent", value="review", sign="sub-agent"),
-    Rule(harness="Codex", where="header", text="x-openai-subagent", value="compact", sign="summary"),
-    Rule(harness="Codex", where="header", text="x-openai-subagent", value="memory_consolidation", sign="helper"),
-    Rule(
-        harness="Codex",
-        where="last-user-text",
-        text="You are performing a CONTEXT CHECKPOINT COMPACTION",
-        sign="summary",
-        unless=TURN,
-    ),
-    Rule(harness="OpenCode", where="header", text="x-parent-session-id", sign="sub-agent"),
-    Rule(harness="OpenCode", where="system", text="You are a title generator", sign="helper"),
+    Rule("Claude Code", "header", "x-claude-code-agent-id", sign="sub-agent"),
+    Rule("Claude Code", "header", CLASS, "subagent", sign="sub-agent"),
+    Rule("Claude Code", "header", CLASS, "workflow", sign="sub-agent"),
+    Rule("Claude Code", "header", CLASS, "compaction", sign="summary"),
+    Rule("Claude Code", "header", CLASS, "auxiliary", sign="helper"),
+    Rule("Claude Code", "billing", "cc_is_subagent=true", sign="sub-agent", unless=CLASS),
+    Rule("Claude Code", "last-user-text", "CRITICAL: Respond with TEXT ONLY", sign="summary", unless=CLASS),
+    Rule("Codex", "turn", "request_kind", "compaction", sign="summary"),
+    Rule("Codex", "turn", "thread_source", "subagent", sign="sub-agent"),
+    Rule("Codex", "header", "x-codex-parent-thread-id", sign="sub-agent"),
+    *(Rule("Codex", "header", "x-openai-subagent", kind, sign="sub-agent") for kind in _CODEX_SUB_AGENTS),
+    Rule("Codex", "header", "x-openai-subagent", "compact", sign="summary"),
+    Rule("Codex", "header", "x-openai-subagent", "memory_consolidation", sign="helper"),
+    Rule("Codex", "last-user-text", "You are performing a CONTEXT CHECKPOINT COMPACTION", sign="summary", unless=TURN),
+    Rule("OpenCode", "header", "x-parent-session-id", sign="sub-agent"),
+    Rule("OpenCode", "system", "You are a context summarization agent.", sign="summary"),
+    Rule("OpenCode", "system", "You are a title generator.", sign="helper"),
+    Rule("OpenCode", "system", "Summarize what was done in this conversation.", sign="helper"),
+    Rule("Qwen Code", "system", "You are the component that summarizes", sign="summary"),
+    Rule("Qwen Code", "system", "You are a general-purpose subagent", sign="sub-agent"),
+    Rule("Qwen Code", "system", "You are a file search specialist agent.", sign="sub-agent"),
+    Rule("Qwen Code", "system", "You are a subagent spawned by a workflow", sign="sub-agent"),
+    Rule("Qwen Code", "system", "You are now acting as the managed memory extraction subagent", sign="helper"),
+    Rule("Qwen Code", "system", "You are performing a managed memory dream", sign="helper"),
 )
+"""By Claude Code 2.1.112 to 2.1.332, Codex 0.171.0, OpenCode 1.18.33 and Qwen Code 0.24.4."""
 
 AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
 """Where a sub-agent says its own id: Claude Code, Codex, OpenCode."""
@@ -117,7 +115,7 @@ def _says(rule: Rule, asker: Asker, turn: Mapping[str, Any]) -> bool:
         case "billing":
             return rule.text in asker.billing
         case "system":
-            return asker.system.startswith(rule.text)
+            return asker.system.lstrip().startswith(rule.text)
         case "last-user-text":
             return any(text.startswith(rule.text) for text in asker.last_texts)
 

@@ -118,27 +118,6 @@ def test_the_digest_ignores_stream_and_key_order_only() -> None:
     assert parsed(body, {"x-claude-code-agent-id": "a1"}).digest != parsed(body).digest
 
 
-CRITICAL = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
-
-
-@pytest.mark.parametrize(
-    ("headers", "billing", "last", "role", "agent"),
-    [
-        ({}, "", "hi", "main", ""),
-        ({"x-claude-code-agent-id": "a1"}, "", "hi", "sub-agent", "a1"),
-        ({}, "cc_is_subagent=true;", "hi", "sub-agent", "sub-agent"),
-        ({}, "", CRITICAL, "main-summary", ""),
-        ({"x-claude-code-agent-id": "a1"}, "cc_is_subagent=true;", CRITICAL, "sub-agent-summary", "a1"),
-        ({}, "", "He said: " + CRITICAL, "main", ""),
-    ],
-)
-def test_roles(headers: dict[str, str], billing: str, last: str, role: str, agent: str) -> None:
-    system = [{"type": "text", "text": f"x-anthropic-billing-header: {billing}"}, {"type": "text", "text": "s"}]
-    said = [{"type": "text", "text": "result"}, {"type": "text", "text": last}]
-    told = parsed(body_of("first", "x", said, system=system), headers).conversation
-    assert (told.role, told.agent, told.system) == (role, agent, "s")
-
-
 def test_a_stream_says_the_same_as_a_whole_message() -> None:
     answer = Answer(
         asked=parsed(body_of("hi")),
