@@ -1,11 +1,14 @@
 """Data of every kind of event. The table that names owners and natures is in `schemas.kinds`.
 
-No event holds text from policy, task, tests or judge, and no secret: a log can be shared.
+No event holds text from policy, task, tests or judge, and no secret: a log can be shared. Checks that came with the flag
+`reasons` are left out where there are none, so that a log without the flag goes on in the bytes that it has.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
+
+import msgspec
 
 from schemas.config import Config
 from schemas.ids import cell_id
@@ -40,9 +43,11 @@ class RunStarted(Value, frozen=True, kw_only=True):
     """Decision flags (`schemas.flags`): a later version of a decider takes the old path for a log without its flag."""
 
 
-class RunFinished(Value, frozen=True, kw_only=True):
+class RunFinished(Value, frozen=True, kw_only=True, omit_defaults=True):
     steps: int
     reason: Literal["steps_done", "stopped"]
+    checks: list[Check] = []
+    """What made it the end; none where an operator stopped the run."""
 
 
 class RunContinued(Value, frozen=True, kw_only=True):
@@ -65,7 +70,7 @@ DispatchReason = Literal["initial", "boundary", "replacement", "refill"]
 the next publication."""
 
 
-class GroupDispatched(Value, frozen=True, kw_only=True):
+class GroupDispatched(Value, frozen=True, kw_only=True, omit_defaults=True):
     task: str
     task_digest: str
     reason: DispatchReason
@@ -73,6 +78,8 @@ class GroupDispatched(Value, frozen=True, kw_only=True):
     version: int
     """v_d: the version published last when the group was dispatched."""
     executions: list[str]
+    checks: list[Check] = []
+    """What there was room for: how far the dispatch is, or what was discarded and what the burst lacks."""
 
 
 class GroupReady(Value, frozen=True, kw_only=True):
@@ -93,11 +100,12 @@ class GroupClaimed(Value, frozen=True, kw_only=True):
     batch: str
 
 
-class GroupConsumed(Value, frozen=True, kw_only=True):
+class GroupConsumed(Value, frozen=True, kw_only=True, omit_defaults=True):
     batch: str
     version_dispatched: int
     version_trained: int
     staleness: int
+    reason: list[Check] = []
 
 
 class GroupDiscarded(Value, frozen=True, kw_only=True):
@@ -194,7 +202,12 @@ class ExecutionSettled(Value, frozen=True, kw_only=True):
 # route
 
 
-class RouteMoved(Value, frozen=True, kw_only=True):
+RouteReason = Literal["", "transition", "withdrawn", "lost"]
+"""What takes the source away: it leaves for training, an operator withdrew it, its engine doesn't answer. Empty in logs of
+before."""
+
+
+class RouteMoved(Value, frozen=True, kw_only=True, omit_defaults=True):
     """New calls of an execution go to another engine. `entity` is the execution."""
 
     source: str
@@ -202,6 +215,9 @@ class RouteMoved(Value, frozen=True, kw_only=True):
     epoch: int
     """Epoch of the target."""
     kv: Literal["moved", "recomputed"]
+    reason: RouteReason = ""
+    checks: list[Check] = []
+    """Why this target."""
 
 
 # evaluation
@@ -304,7 +320,7 @@ class CellLost(Value, frozen=True, kw_only=True):
 # batch
 
 
-class BatchOpened(Value, frozen=True, kw_only=True):
+class BatchOpened(Value, frozen=True, kw_only=True, omit_defaults=True):
     step: int
     """Training step that the batch feeds, from 1."""
     version: int
@@ -314,6 +330,7 @@ class BatchOpened(Value, frozen=True, kw_only=True):
     """The burst's last step: weights are published after it."""
     groups: int
     members: list[str]
+    reason: list[Check] = []
 
 
 class BatchStreamClosed(Value, frozen=True, kw_only=True):
@@ -321,13 +338,14 @@ class BatchStreamClosed(Value, frozen=True, kw_only=True):
     groups: list[str]
 
 
-class BatchJoinClosed(Value, frozen=True, kw_only=True):
+class BatchJoinClosed(Value, frozen=True, kw_only=True, omit_defaults=True):
     """No cell joins this batch any more: its members reduce their gradients and the core makes the update."""
 
     members: list[str]
     """The prefix that trained it, the core first."""
     epochs: list[int]
     """Epoch of each member: with `members` the key of their communication group."""
+    reason: list[Check] = []
 
 
 class BatchStepped(Value, frozen=True, kw_only=True):
@@ -416,13 +434,14 @@ class WeightsPublished(Value, frozen=True, kw_only=True):
 # measurement
 
 
-class MeasurementOpened(Value, frozen=True, kw_only=True):
+class MeasurementOpened(Value, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     """Policy version that every serving engine has."""
     executions: list[str]
+    reason: list[Check] = []
 
 
-class MeasurementClosed(Value, frozen=True, kw_only=True):
+class MeasurementClosed(Value, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     mean: float | None
     """Reward over valid and placeholder outcomes; None where there is none."""
@@ -433,35 +452,42 @@ class MeasurementClosed(Value, frozen=True, kw_only=True):
     excluded: int
     steps: int
     """Training steps since the measurement before."""
-    late: int = 0
+    # Said where it is 0 too, as it always was: `omit_defaults` leaves no default out that a factory makes.
+    late: int = msgspec.field(default_factory=int)
     """Executions that ended after an engine had a newer version: some of their calls may have been answered by it."""
+    reason: list[Check] = []
 
 
 # burst, timer, checkpoint, service
 
 
-class BurstOpened(Value, frozen=True, kw_only=True):
+class BurstOpened(Value, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     """From 1."""
     steps: int
     first_step: int
     version: int
+    reason: list[Check] = []
 
 
-class BurstEnded(Value, frozen=True, kw_only=True):
+class BurstEnded(Value, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     reason: list[Check]
+    """Why these cells stay, or don't."""
     stays: list[str]
     """Cells that go on training, the core first."""
+    checks: list[Check] = []
+    """Why the burst ends now."""
 
     @property
     def core_stays(self) -> bool:
         return cell_id(0) in self.stays
 
 
-class TimerSet(Value, frozen=True, kw_only=True):
+class TimerSet(Value, frozen=True, kw_only=True, omit_defaults=True):
     purpose: str
     due_us: int
+    reason: list[Check] = []
 
 
 class TimerFired(Value, frozen=True, kw_only=True):

@@ -10,9 +10,11 @@ A flag is never taken out while a log without it is worth a replay; `tests/golde
 from __future__ import annotations
 
 HELD = "cell.held"
+REASONS = "reasons"
 
 FLAGS: dict[str, str] = {
     HELD: "the scheduler says what keeps the next cell from training, whenever that changes",
+    REASONS: "every decision of the scheduler carries the inequalities that allowed it, not only placements and changes of role",
 }
 """Flag to what is decided with it and not without."""
 

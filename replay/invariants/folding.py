@@ -22,6 +22,7 @@ def apply(scene: Scene, event: Event) -> None:
 
 def _run_started(scene: Scene, event: Event) -> None:
     scene.run, scene.config = event.entity, event.data.config
+    scene.flags = frozenset(event.data.flags)
 
 
 def _run_finished(scene: Scene, event: Event) -> None:

@@ -113,6 +113,8 @@ class Scene:
     def __init__(self) -> None:
         self.run = ""
         self.config: Config | None = None
+        self.flags: frozenset[str] = frozenset()
+        """Decision flags of the run."""
         self.now_us = 0
         """The scheduler's present: the latest stored time of its inputs."""
         self.finished = self.paused = False

@@ -22,7 +22,7 @@ def note(event: Event) -> str:
 def reasons(event: Event) -> list[Check]:
     """As the decider gave them; empty for events that carry none."""
     given = [getattr(event.data, name, None) for name in ("reason", "checks")]
-    return next((each for each in given if isinstance(each, list)), [])
+    return [check for each in given if isinstance(each, list) for check in each]
 
 
 def duration(seconds: float) -> str:
@@ -57,6 +57,10 @@ def _placed(data: Any) -> str:
     return ", ".join(filter(None, [f"on {data.cell}", f"epoch {data.epoch}", _attempt(data)]))
 
 
+def _moved(data: Any) -> str:
+    return f"{data.source} {_AWAY[data.reason]}to {data.target}, prefix {data.kv}"
+
+
 def _finished(data: Any) -> str:
     return " ".join(filter(None, [data.reason, f"after {duration(data.seconds)}", data.detail]))
 
@@ -84,6 +88,9 @@ def _closed(data: Any) -> str:
     return f"version {data.version}, mean reward {mean}"
 
 
+_AWAY = {"": "", "transition": "leaves for training: ", "withdrawn": "is withdrawn: ", "lost": "is lost: "}
+"""Why a route left its engine."""
+
 _WORDS: dict[str, Callable[[Any], str]] = {
     "run.started": lambda d: f"seed {d.seed}, code {d.code}",
     "run.continued": lambda d: f"code {d.code}",
@@ -105,7 +112,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "execution.settled": lambda d: f"{d.outcome}, reward {d.reward:.3g}",
     "measurement.opened": lambda d: f"version {d.version}, {_count(len(d.executions), 'execution')}",
     "measurement.closed": _closed,
-    "route.moved": lambda d: f"{d.source} to {d.target}, prefix {d.kv}",
+    "route.moved": _moved,
     "evaluation.requested": lambda d: f"try {d.tries}" if d.tries > 1 else "",
     "evaluation.scored": lambda d: f"score {d.score:.3g}" + ("" if d.valid else ", not valid"),
     "evaluation.failed": lambda d: d.reason,

@@ -66,6 +66,5 @@ def _life_lines(found: Life) -> list[str]:
         lines += ["", chapter.title, *(f"  {text}" for text in chapter.told)]
         for each in chapter.cited:
             lines.append(f"    {cited_line(each)}")
-            if each.kind.startswith("execution."):
-                lines += [f"        {check_line(check)}" for check in each.checks]
+            lines += [f"        {check_line(check)}" for check in each.checks]
     return lines

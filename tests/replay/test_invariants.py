@@ -280,6 +280,29 @@ MUTATIONS: dict[str, list[Case]] = {
             None,
             "every check holds",
         ),
+        (
+            lambda log: changed(log, of("batch.join-closed"), reason=lambda old: [tampered(old[0], left=9), *old[1:]]),
+            None,
+            "micro-steps done: 9 and",
+        ),
+        (
+            lambda log: changed(log, of("group.dispatched"), 1, checks=lambda old: [tampered(old[0], left=0)]),
+            None,
+            "initial dispatch (phi + mu) B: 0 and 5, the log says 1 and 5",
+        ),
+        (lambda log: changed(log, of("batch.opened"), reason=[]), None, "carries no checks, expected steps of the burst"),
+        (lambda log: changed(log, of("route.moved"), reason="lost"), None, "is left for lost, expected transition"),
+        (
+            lambda log: changed(log, of("route.moved"), checks=lambda old: [tampered(old[0], left=3)]),
+            None,
+            "target has room: 3 and",
+        ),
+        (
+            lambda log: changed(log, of("burst.ended"), -1, reason=lambda old: [each for each in old if each.holds]),
+            None,
+            "nobody stays, and the checks say otherwise",
+        ),
+        (lambda log: changed(log, of("run.started"), flags=[]), None, "expected none"),
     ],
     "attempts": [
         (lambda log: changed(log, of("execution.placed"), attempt=1), None, "attempt 1 placed after -1"),

@@ -9,6 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from replay.invariants import Evidence, Violation
+from replay.invariants.folding import apply
+from replay.invariants.reasons import Reasons
+from replay.invariants.scene import Scene
 from schemas import events as e
 from schemas.envelope import Event
 from services.mesh.decider import Driver
@@ -62,6 +66,9 @@ class Watch:
         """d, p, f and a before the event."""
         self.open: set[str] = set()
         """Executions that were not finished before the event."""
+        self.scene, self.wrong = Scene(), list[Violation]()
+        self.reasons = Reasons(self.scene, Evidence(), self.wrong)
+        self.reasons.begin()
         evolve = world.driver.decider.evolve
 
         def watched(state: State, event: Event) -> None:
@@ -71,6 +78,9 @@ class Watch:
         world.driver.decider.evolve = watched
 
     def look(self, state: State, event: Event) -> None:
+        self.reasons.see(event)
+        apply(self.scene, event)
+        assert not self.wrong, "a decision says why, and it is so"
         assert 0 <= state.f <= state.p <= state.d
         if event.kind == "measurement.opened":
             self.held_out.update(event.data.executions)

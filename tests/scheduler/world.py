@@ -6,6 +6,7 @@ Nothing here decides: it holds what each other service would say next and lets t
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from schemas import events as e
@@ -54,9 +55,10 @@ class World(TrainingSide):
         late: float = 0.0,
         lose_cells: float = 0.0,
         restore: float = 0.0,
+        flags: Sequence[str] = NEWEST,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.flags = config, list(flags)
         self.lose, self.late = lose, late
         """How often an attempt is lost instead of going on, and how often what it would have said is still said later."""
         self.measuring: set[str] = set()
@@ -98,7 +100,9 @@ class World(TrainingSide):
     def start(self) -> None:
         tasks = [TaskRef(name=f"task-{i}", digest=str(i)) for i in range(5)]
         held_out = [TaskRef(name=f"held-{i}", digest=f"h{i}") for i in range(3)] if self.config.eval.every else []
-        data = e.RunStarted(seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test", flags=NEWEST)
+        data = e.RunStarted(
+            seed=self.config.seed, config=self.config, tasks=tasks, held_out=held_out, code="test", flags=self.flags
+        )
         self.say("operator", "run.started", RUN, data)
         cells = self.config.cells
         names = [*map(ids.cell_id, range(cells.count)), *map(ids.pool_id, range(cells.pool))]

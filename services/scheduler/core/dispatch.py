@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from schemas import events as e
 from schemas import ids
 from schemas.envelope import Decision
-from schemas.units import TaskRef
-from services.scheduler.core.state import State
+from schemas.units import Check, TaskRef, check
+from services.scheduler.core.reasons import told
+from services.scheduler.core.state import Burst, State
 from services.scheduler.core.strategies import strategy_of
 
 Decisions = Iterator[Decision]
@@ -24,17 +25,29 @@ def end_burst(state: State) -> Decisions:
     burst = state.burst
     if state.paused or burst is None or burst.done < burst.steps or state.batch is not None or state.publishing < 0:
         return
-    if any(int(version) < state.publishing for version in state.index.versions):
+    behind = sum(count for version, count in state.index.versions.items() if int(version) < state.publishing)
+    if behind:
         return
     s = state.rules.scheduler
-    last = burst.first_step + burst.steps > state.rules.steps
+    follow = state.rules.steps - (burst.first_step + burst.steps - 1)
+    last = follow <= 0
     stays, reason = strategy_of(state).staying(state)
     if last and ids.cell_id(0) in stays and not strategy_of(state).split:
         stays = []
+        reason = [*told(state, check("steps that follow", follow, ">", 0)), *reason]
     yield Decision(
         kind="burst.ended",
         entity=burst.id,
-        data=e.BurstEnded(version=state.publishing, reason=reason, stays=stays),
+        data=e.BurstEnded(
+            version=state.publishing,
+            reason=reason,
+            stays=stays,
+            checks=told(
+                state,
+                check("steps of the burst", burst.done, ">=", burst.steps),
+                check("engines behind the version", behind, "==", 0),
+            ),
+        ),
     )
     if last:
         return
@@ -48,23 +61,34 @@ def refill(state: State) -> Decisions:
     burst = state.burst
     if burst is None or state.owed == 0:
         return
-    wanted = (burst.steps - burst.done) * state.rules.scheduler.B
-    yield from dispatch(state, min(state.owed, wanted - len(state.groups)), "refill")
+    yield from dispatch(state, min(state.owed, _wanted(state, burst) - len(state.groups)), "refill")
+
+
+def _wanted(state: State, burst: Burst) -> int:
+    """Groups of the steps that the burst has still to make."""
+    return (burst.steps - burst.done) * state.rules.scheduler.B
 
 
 def open_burst(state: State) -> Decisions:
     index = state.bursts + 1
     mu = state.rules.scheduler.mu
+    before = (index - 1) * mu
     yield Decision(
         kind="burst.opened",
         entity=ids.burst_id(index),
-        data=e.BurstOpened(index=index, steps=mu, first_step=(index - 1) * mu + 1, version=state.published),
+        data=e.BurstOpened(
+            index=index,
+            steps=mu,
+            first_step=before + 1,
+            version=state.published,
+            reason=told(state, check("steps of the run", before, "<", state.rules.steps)),
+        ),
     )
 
 
 def dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
     assert state.burst is not None
-    for _ in range(groups):
+    for done in range(groups):
         index = state.next_group
         group = ids.group_id(index)
         task = task_of(state, index)
@@ -79,6 +103,7 @@ def dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
                 burst=state.burst.id,
                 version=state.published,
                 executions=executions,
+                checks=told(state, *_why(state, reason, done, groups)),
             ),
         )
         for member, execution in enumerate(executions):
@@ -87,6 +112,19 @@ def dispatch(state: State, groups: int, reason: e.DispatchReason) -> Decisions:
                 entity=execution,
                 data=e.ExecutionDispatched(group=group, member=member, task=task.name),
             )
+
+
+def _why(state: State, reason: e.DispatchReason, done: int, groups: int) -> list[Check]:
+    """`done` groups of the `groups` that are dispatched now went before."""
+    if reason == "initial":
+        return [check("initial dispatch (phi + mu) B", done, "<", groups)]
+    if reason == "boundary":
+        return [check("boundary dispatch mu B", done, "<", groups)]
+    discarded = check("discarded groups", state.owed, ">", 0)
+    if reason == "replacement":
+        return [discarded]
+    assert state.burst is not None
+    return [discarded, check("groups of the burst", len(state.groups), "<", _wanted(state, state.burst))]
 
 
 def task_of(state: State, index: int) -> TaskRef:

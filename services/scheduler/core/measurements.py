@@ -23,6 +23,7 @@ from schemas import ids
 from schemas.envelope import Decision, Event
 from schemas.units import Check, TaskRef, check
 from services.scheduler.core import equations as eq
+from services.scheduler.core.reasons import told
 from services.scheduler.core.state import Execution, Measurement, State, least_loaded, served_capacity
 
 Decisions = Iterator[Decision]
@@ -98,6 +99,7 @@ def close(state: State) -> Decisions:
             excluded=found.outcomes.get("excluded", 0),
             steps=found.steps,
             late=found.late,
+            reason=told(state, check("executions without outcome", len(found.open), "==", 0)),
         ),
     )
 
@@ -110,7 +112,9 @@ def open_due(state: State) -> Decisions:
     name = ids.measurement_id(version)
     executions = [ids.held_out_id(version, member) for member in range(count)]
     yield Decision(
-        kind="measurement.opened", entity=name, data=e.MeasurementOpened(version=version, executions=executions)
+        kind="measurement.opened",
+        entity=name,
+        data=e.MeasurementOpened(version=version, executions=executions, reason=told(state, *_why(state))),
     )
     for member, (execution, task) in enumerate(zip(executions, tasks_of(state, count), strict=True)):
         yield Decision(
@@ -120,6 +124,16 @@ def open_due(state: State) -> Decisions:
                 group="", member=member, task=task.name, measurement=name, task_digest=task.digest
             ),
         )
+
+
+def _why(state: State) -> list[Check]:
+    """Why the version published last is due."""
+    if state.measured < 0 or state.burst is None:
+        due = check("version measured last", state.measured, "<", state.published)
+    else:
+        due = check("steps since the last measurement", state.published - state.measured, ">=", state.rules.eval.every)
+    begun = state.burst.done if state.burst is not None else 0
+    return [due, check("steps made since the boundary", begun, "==", 0)]
 
 
 def place(state: State) -> Decisions:

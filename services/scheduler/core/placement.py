@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from schemas import events as e
 from schemas import ids
 from schemas.envelope import Decision
+from schemas.flags import REASONS
 from schemas.units import check
 from services.scheduler.core import equations as eq
 from services.scheduler.core import measurements
+from services.scheduler.core.reasons import told
 from services.scheduler.core.state import Cell, State, cell_count, least_loaded, served_capacity
 
 Decisions = Iterator[Decision]
@@ -78,6 +80,7 @@ def move_routes(state: State, source: str) -> Decisions:
     pool = [(cell.load, cell.index, name) for name, cell in _pool(state) if cell.load < cell.capacity]
     heapq.heapify(pool)
     index = cell_count(state) - 1
+    reason = _taken_away(state.cells[source]) if REASONS in state.flags else ""
     for execution in sorted(state.cells[source].holds):
         if pool:
             load, place, target = pool[0]
@@ -91,11 +94,26 @@ def move_routes(state: State, source: str) -> Decisions:
             if index < 0:
                 return
             target = ids.cell_id(index)
+        cell = state.cells[target]
         yield Decision(
             kind="route.moved",
             entity=execution,
-            data=e.RouteMoved(source=source, target=target, epoch=state.cells[target].epoch, kv="recomputed"),
+            data=e.RouteMoved(
+                source=source,
+                target=target,
+                epoch=cell.epoch,
+                kv="recomputed",
+                reason=reason,
+                checks=told(state, check("target has room", cell.load, "<", cell.capacity)),
+            ),
         )
+
+
+def _taken_away(cell: Cell) -> e.RouteReason:
+    """What takes a cell away from its executions."""
+    if cell.place == "leaving":
+        return "transition"
+    return "lost" if cell.lost == "rollout" else "withdrawn"
 
 
 def _pool(state: State) -> list[tuple[str, Cell]]:

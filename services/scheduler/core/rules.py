@@ -24,10 +24,12 @@ from collections.abc import Iterator
 from schemas import events as e
 from schemas import ids
 from schemas.envelope import Decision
+from schemas.units import check
 from services.scheduler.core import equations as eq
 from services.scheduler.core import measurements
 from services.scheduler.core.dispatch import dispatch, end_burst, open_burst, refill
 from services.scheduler.core.placement import evacuate, place, place_again
+from services.scheduler.core.reasons import told
 from services.scheduler.core.state import State, members
 from services.scheduler.core.transitions import complete_transition, join_training, put_out, send_back, still_held
 
@@ -93,6 +95,7 @@ def consume(state: State) -> Decisions:
                 version_dispatched=dispatched,
                 version_trained=batch.version,
                 staleness=batch.version - dispatched,
+                reason=told(state, check("step made", state.version, ">", batch.version)),
             ),
         )
 
@@ -101,8 +104,12 @@ def finish(state: State) -> Decisions:
     """No burst is open once one was: the last has ended. What is still measured is waited for."""
     if state.burst is not None or not state.bursts or state.measurement is not None:
         return
+    steps = state.rules.steps
+    made = check("steps of the run", state.published, ">=", steps)
     yield Decision(
-        kind="run.finished", entity=state.run, data=e.RunFinished(steps=state.rules.steps, reason="steps_done")
+        kind="run.finished",
+        entity=state.run,
+        data=e.RunFinished(steps=steps, reason="steps_done", checks=told(state, made)),
     )
 
 
@@ -112,7 +119,7 @@ def open_batch(state: State) -> Decisions:
         return
     if _CORE in state.recall:
         return
-    index = state.batches + 1
+    index, joined = state.batches + 1, members(state)
     yield Decision(
         kind="batch.opened",
         entity=ids.batch_id(index),
@@ -122,7 +129,12 @@ def open_batch(state: State) -> Decisions:
             burst=burst.id,
             final=burst.done + 1 == burst.steps,
             groups=state.rules.scheduler.B,
-            members=members(state),
+            members=joined,
+            reason=told(
+                state,
+                check("steps of the burst", burst.done, "<", burst.steps),
+                check("cells that train", len(joined), ">=", 1),
+            ),
         ),
     )
 
@@ -138,5 +150,13 @@ def close_join(state: State) -> Decisions:
     yield Decision(
         kind="batch.join-closed",
         entity=batch.id,
-        data=e.BatchJoinClosed(members=joined, epochs=[state.cells[name].epoch for name in joined]),
+        data=e.BatchJoinClosed(
+            members=joined,
+            epochs=[state.cells[name].epoch for name in joined],
+            reason=told(
+                state,
+                check("micro-steps done", batch.done, ">=", batch.micro_steps),
+                check("cells on their way to training", state.index.leaving, "==", 0),
+            ),
+        ),
     )

@@ -21,6 +21,7 @@ from schemas.ids import cell_id
 from schemas.units import Check, check
 from services.scheduler.core import equations as eq
 from services.scheduler.core import measurements
+from services.scheduler.core.reasons import told
 from services.scheduler.core.state import (
     State,
     cell_count,
@@ -119,7 +120,10 @@ def _everybody(state: State) -> tuple[list[str], list[Check]]:
     withdrawn = [state.cells[name].index for name in names if state.cells[name].withdrawn]
     staying = [name for name in names if state.cells[name].index < min(withdrawn, default=len(names))]
     most = state.rules.cells.trainers(state.added)
-    return staying, [check("fixed split", len(staying), "<=", most)]
+    reason = [check("fixed split", len(staying), "<=", most)]
+    if withdrawn:
+        reason += told(state, check("none of them withdrawn", len(withdrawn), "==", 0))
+    return staying, reason
 
 
 STRATEGIES = {

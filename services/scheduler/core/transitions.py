@@ -14,6 +14,7 @@ from schemas.flags import HELD
 from schemas.units import CellRole, Check, check
 from services.scheduler.core import equations as eq
 from services.scheduler.core.placement import move_routes
+from services.scheduler.core.reasons import told
 from services.scheduler.core.state import (
     Cell,
     State,
@@ -49,13 +50,20 @@ def put_out(state: State) -> Decisions:
 def complete_transition(state: State) -> Decisions:
     """Into training in the order of their indices, so that whoever trains is a prefix also where several are on the way."""
     for name in sorted(state.index.returned, key=ids.cell_index):
-        yield _transition(name, state.cells[name], "completed", to="rollout", reason=[])
+        back = state.cells[name]
+        yield _transition(name, back, "completed", to="rollout", reason=told(state, _arrived(back)))
     while state.index.leaving:
         name = ids.cell_id(state.index.prefix)
         cell = state.cells.get(name)
         if cell is None or cell.place != "leaving" or not cell.arrived:
             return
-        yield _transition(name, cell, "completed", to="train", reason=[])
+        following = check("next of the prefix", cell.index, "==", state.index.prefix)
+        yield _transition(name, cell, "completed", to="train", reason=told(state, following, _arrived(cell)))
+
+
+def _arrived(cell: Cell) -> Check:
+    """What was said of another epoch changed nothing."""
+    return check("epoch of its arrival", cell.epoch, "==", cell.epoch)
 
 
 def send_back(state: State) -> Decisions:
@@ -94,7 +102,11 @@ def join_training(state: State, now_us: int) -> Decisions:
         yield Decision(
             kind="timer.set",
             entity=ids.timer_id("supply", state.timers + 1),
-            data=e.TimerSet(purpose="supply", due_us=now_us + round(state.rules.scheduler.tau_s * 1e6)),
+            data=e.TimerSet(
+                purpose="supply",
+                due_us=now_us + round(state.rules.scheduler.tau_s * 1e6),
+                reason=told(state, supply),
+            ),
         )
     reason = strategy.gate(state, names)
     if strategy.supplied and supply.holds and not state.supply_held:
