@@ -336,8 +336,8 @@ def bench(
     name
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
         fish: planted bugs, and how many seeds of the fault net find each. scheduler: events a second of its decider,
-        with 10 cells and with 10,000. replay: how fast and in how much memory logs are decided again. scenarios: every
-        shipped scenario at full size, simulated and decided again.
+        with 10 cells and with 10,000. proxy: what a model call costs in it. replay: how fast and in how much memory logs
+        are decided again. scenarios: every shipped scenario at full size, simulated and decided again.
     file
         The configuration that is run.
     seed
@@ -361,6 +361,10 @@ def bench(
         from services.cli.bench_scenarios import scenarios_bench
 
         return scenarios_bench(scenario or [], seed=(seed or [0])[0], folder=folder, json=json)
+    if name == "proxy":
+        from services.cli.bench_proxy import proxy_bench
+
+        return proxy_bench(json=json)
     if name == "replay":
         from services.cli.bench_replay import replay_bench
 

@@ -69,7 +69,8 @@ def bench_command(name: str, *, file: Path, seeds: list[int] | None, count: int 
     `seeds` are named ones, `count` asks for so many from 0 on."""
     if name not in BENCHES:
         raise ConfigError(
-            f"no benchmark is called {name!r}", remedy=f"choose from {', '.join(BENCHES)}, fish, replay, scenarios, scheduler"
+            f"no benchmark is called {name!r}",
+            remedy=f"choose from {', '.join(BENCHES)}, fish, proxy, replay, scenarios, scheduler",
         )
     if not file.is_file():
         raise ConfigError("no such file", where=str(file), remedy="run it in the repository, or name it with --file")

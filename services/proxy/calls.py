@@ -27,7 +27,7 @@ from services.proxy.conversation import Request
 from services.proxy.engine import EngineLost, Engines, Sampled, StaleEpoch
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
-from services.proxy.tree import Node, Place
+from services.proxy.tree import Node, Place, encode_ids
 
 LOST_TRIES = 6
 """Calls of an engine that may be lost in a row, without a token, before the harness is told to come back."""
@@ -47,7 +47,14 @@ class Prompt:
     def __init__(self, *, place: Place, new_ids: list[int], max_new_tokens: int, temperature: float) -> None:
         self.place, self.new_ids = place, new_ids
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
-        self.ids = place.parent.token_ids() + new_ids if place.parent else new_ids
+        self.tokens = (place.parent.tokens if place.parent else 0) + len(new_ids)
+        """Of the whole prompt."""
+
+    def encoded_ids(self, sampled: list[int]) -> bytes:
+        """The whole prompt and what was sampled after it, as an engine is sent it."""
+        parent = self.place.parent
+        parts = [parent.encoded_ids() if parent else b"", encode_ids(self.new_ids), encode_ids(sampled)]
+        return b"[" + b",".join([part for part in parts if part]) + b"]"
 
 
 class Flight:
@@ -215,7 +222,7 @@ class Flight:
             self._engines.generate(
                 route,
                 rid=rid,
-                input_ids=self.prompt.ids + sampled.ids,
+                input_ids=self.prompt.encoded_ids(sampled.ids),
                 temperature=self.prompt.temperature,
                 max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
                 stop_ids=self._stop_ids,

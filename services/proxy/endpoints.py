@@ -184,7 +184,7 @@ class Endpoints:
     async def _stream(
         self, dialect: Dialect, http: web.Request, request_id: str, asked: Request, flight: Flight
     ) -> web.StreamResponse:
-        open_now = partial(self._open, dialect, http, request_id, asked, len(flight.prompt.ids))
+        open_now = partial(self._open, dialect, http, request_id, asked, flight.prompt.tokens)
         response = await open_now() if dialect.opening else None
         while not flight.done.is_set():
             try:

@@ -65,12 +65,13 @@ class Engines:
         route: Route,
         *,
         rid: str,
-        input_ids: list[int],
+        input_ids: bytes,
         temperature: float,
         max_new_tokens: int,
         stop_ids: list[int],
     ) -> Sampled:
-        """One answer of the engine. Sampling is plain, so that the log-probabilities are those of the samples.
+        """One answer of the engine to a prompt, which is a JSON list of ids. Sampling is plain, so that the
+        log-probabilities are those of the samples.
 
         A cell that stops answering is logged once, and again when it answers: all its calls are lost together."""
         try:
@@ -94,14 +95,14 @@ class Engines:
         self,
         route: Route,
         rid: str,
-        input_ids: list[int],
+        input_ids: bytes,
         temperature: float,
         max_new_tokens: int,
         stop_ids: list[int],
     ) -> Sampled:
         body = {
             "rid": rid,
-            "input_ids": input_ids,
+            "input_ids": msgspec.Raw(input_ids),
             "sampling_params": {
                 "max_new_tokens": max_new_tokens,
                 "temperature": temperature,

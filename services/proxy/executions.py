@@ -76,7 +76,7 @@ class Execution:
     def count(self, request: Request) -> int:
         """Tokens of the rendered prompt."""
         place = self.tree.place(request.conversation)
-        before = place.parent.prompt_tokens + len(place.parent.output_ids) if place.parent else 0
+        before = place.parent.tokens if place.parent else 0
         return before + len(self._shared.encoder.new_ids(request.conversation, place))
 
     async def answered(self, request: Request) -> Node | None:
@@ -141,7 +141,7 @@ class Execution:
         config = self._shared.config
         place = self.tree.place(request.conversation)
         new_ids = self._shared.encoder.new_ids(request.conversation, place)
-        before = place.parent.prompt_tokens + len(place.parent.output_ids) if place.parent else 0
+        before = place.parent.tokens if place.parent else 0
         room = config.rollout.context_length - before - len(new_ids)
         if room < 1:
             raise prompt_too_long(before + len(new_ids), config.rollout.context_length)

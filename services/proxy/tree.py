@@ -31,6 +31,7 @@ class Node:
         "answer",
         "call",
         "delivered",
+        "encoded",
         "finish",
         "index",
         "input_ids",
@@ -46,13 +47,20 @@ class Node:
     def __init__(self, record: CallRecord, parent: Node | None, turn: Message) -> None:
         self.call, self.index, self.parent = record.call, record.index, parent
         self.input_ids, self.output_ids = array("i", record.input_ids), array("i", record.output_ids)
+        self.encoded = encode_ids(record.input_ids + record.output_ids)
+        """Its ids as an engine is sent them, since they are sent again with every call after it."""
         self.finish, self.request, self.answer = record.finish, record.request, record.answer
         self.prefix = bytes.fromhex(record.prefix)
         self.turn = turn
         self.key = answer_key(record.call, turn)
         self.delivered = record.delivered
-        before = parent.prompt_tokens + len(parent.output_ids) if parent else 0
+        before = parent.tokens if parent else 0
         self.prompt_tokens: int = before + len(self.input_ids)
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and output."""
+        return self.prompt_tokens + len(self.output_ids)
 
     def __repr__(self) -> str:
         return f"<Node {self.call} [{self.prompt_tokens} + {len(self.output_ids)}]>"
@@ -74,6 +82,10 @@ class Node:
             ids += node.output_ids
         return ids.tolist()
 
+    def encoded_ids(self) -> bytes:
+        """`encode_ids` of `token_ids`."""
+        return b",".join([node.encoded for node in self.path()])
+
 
 class Turn(msgspec.Struct, frozen=True):
     """A message that has to be encoded; `node` is the recorded turn that an assistant message stands for."""
@@ -88,6 +100,11 @@ class Place(msgspec.Struct, frozen=True):
     parent: Node | None
     rest: Sequence[Turn]
     chain: bytes
+
+
+def encode_ids(ids: Sequence[int]) -> bytes:
+    """Inside of a JSON list of numbers: such parts are joined with commas. Empty for no ids."""
+    return msgspec.json.encode(ids)[1:-1]
 
 
 def answer_key(call: str, turn: Message) -> bytes:

@@ -88,14 +88,15 @@ class Engines:
         return [live for live in self.live if live.cell == cell and not live.end.done()]
 
     async def generate(
-        self, route: Route, *, rid: str, input_ids: list[int], max_new_tokens: int, stop_ids: list[int], **_: Any
+        self, route: Route, *, rid: str, input_ids: bytes, max_new_tokens: int, stop_ids: list[int], **_: Any
     ) -> Sampled:
         assert rid not in self.rids and len(rid) == 32
         self.rids.add(rid)
+        asked: list[int] = msgspec.json.decode(input_ids)
         if self.prompt is None:
-            self.prompt = input_ids
-        start = len(input_ids) - len(self.prompt)
-        assert input_ids == self.prompt + self.answer[:start]
+            self.prompt = asked
+        start = len(asked) - len(self.prompt)
+        assert asked == self.prompt + self.answer[:start]
         assert max_new_tokens == len(self.answer) - start > 0
         assert not self.live, "two generations of one call"
         cell = int(route.cell[-1])
