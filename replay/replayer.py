@@ -85,6 +85,13 @@ class Replay:
     def __repr__(self) -> str:
         return f"<Replay [{self._events} events] {list(self.shadows.values())}>"
 
+    @property
+    def found(self) -> list[Divergence]:
+        """So far: of each decider the first few, of admission the first."""
+        drawn = self._admission.first if self._admission is not None else None
+        told = [each for shadow in self.shadows.values() for each in shadow.divergences]
+        return told if drawn is None else [*told, drawn]
+
     def feed(self, events: Sequence[Event]) -> None:
         """The next events of LOG. Faster for some hundreds at a time than for one."""
         begin = 0

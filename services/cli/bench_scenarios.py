@@ -18,7 +18,7 @@ from replay.logfile import read
 from replay.logwriter import LogWriter
 from replay.replayer import Replayer
 from replay.simulator.run import Simulation
-from replay.simulator.scenario import FOLDER, load
+from replay.simulator.scenario import FOLDER, find, load
 from schemas.envelope import Event
 from services.cli.figures import machine
 from services.cli.output import say, say_json, table
@@ -47,18 +47,20 @@ def scenarios_bench(names: Sequence[str], *, seed: int, folder: Path | None, jso
     """0 when every log replays the same, and fast. Logs stay in `folder`, or are removed where none is given.
 
     Raises ConfigError when a scenario is not known."""
-    chosen = [(name, load(name)) for name in names or sorted(path.stem for path in FOLDER.rglob("*.toml"))]
+    chosen = names or sorted(path.stem for path in FOLDER.rglob("*.toml"))
+    for name in chosen:
+        load(name)
     if folder is None:
         with TemporaryDirectory(prefix="gyre-bench-") as own:
-            return _bench([name for name, _ in chosen], seed, Path(own), json=json)
-    return _bench([name for name, _ in chosen], seed, folder, json=json)
+            return _bench(chosen, seed, Path(own), json=json)
+    return _bench(chosen, seed, folder, json=json)
 
 
 def _bench(names: Sequence[str], seed: int, folder: Path, *, json: bool) -> int:
     runs = []
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)  # noqa: T201  progress, beside the answer
-        runs.append(play(name, seed, folder / f"{Path(name).stem}.gyre"))
+        runs.append(play(name, seed, folder / f"{find(name).stem}.gyre"))
     differ = sum(not each.ok for each in runs)
     events, seconds = sum(each.events for each in runs), sum(each.replay_s for each in runs)
     longest = max(runs, key=lambda each: each.hours)
@@ -101,7 +103,7 @@ def play(name: str, seed: int, path: Path) -> Played:
     made = time.process_time()
     result = Replayer().replay(read(path))
     return Played(
-        scenario=Path(name).stem,
+        scenario=find(name).stem,
         strategy=scenario.run.scheduler.strategy,
         hours=outcome.hours,
         events=result.events,

@@ -56,24 +56,28 @@ async def export_run(places: Places, run: str, path: Path) -> Manifest:
     """The whole log, as it is now, into one file."""
     async with open_log(places, run) as bus:
         log = streams.log_stream(run)
-        return await export(bus.read_range(log, 0, await _end(bus, run)), path)
+        return await export(bus.read_range(log, 0, await log_end(bus, run)), path)
 
 
 async def read_events(
     places: Places, run: str, *, follow: bool = False, kinds: list[str] | None = None
 ) -> AsyncGenerator[tuple[Stored, Event], None]:
     """Every event of the kinds (patterns such as `cell.*`), then with `follow` those to come until the run is over."""
-    async with open_log(places, run) as bus:
-        log = streams.log_stream(run)
-        end = await _end(bus, run)
-        reading = bus.read(log, 0) if follow else bus.read_range(log, 0, end)
-        async with reading:
-            async for stored in reading:
-                event = decode(stored)
-                if not kinds or any(fnmatchcase(event.kind, kind) for kind in kinds):
-                    yield stored, event
-                if follow and event.kind == "run.finished":
-                    return
+    async with open_log(places, run) as bus, contextlib.aclosing(read_log(bus, run, follow=follow)) as events:
+        async for stored, event in events:
+            if not kinds or any(fnmatchcase(event.kind, kind) for kind in kinds):
+                yield stored, event
+
+
+async def read_log(bus: Bus, run: str, *, follow: bool) -> AsyncGenerator[tuple[Stored, Event], None]:
+    """Every event that is there now, then with `follow` those to come until the run is over."""
+    log = streams.log_stream(run)
+    async with bus.read(log, 0) if follow else bus.read_range(log, 0, await log_end(bus, run)) as reading:
+        async for stored in reading:
+            event = decode(stored)
+            yield stored, event
+            if follow and event.kind == "run.finished":
+                return
 
 
 async def read_progress(places: Places, run: str) -> Progress:
@@ -97,7 +101,8 @@ def event_line(event: Event, *, began_us: int) -> str:
     )
 
 
-async def _end(bus: Bus, run: str) -> int:
+async def log_end(bus: Bus, run: str) -> int:
+    """Sequence of the last event. Raises GyreError when the store has no log of the run."""
     try:
         return await bus.last_seq(streams.log_stream(run))
     except BusError as error:

@@ -70,6 +70,13 @@ class Places:
                 return mesh
         return None
 
+    def goes_on(self, run: str) -> bool:
+        """Whether somebody keeps the run up: the mesh that runs here, or others (`gyre open`), of whom we can't know."""
+        mesh = read_mesh(self.run(run))
+        if mesh is None or not mesh.supervisor:
+            return mesh is not None
+        return not mesh.ended and is_alive(mesh.supervisor, mesh.supervisor_created)
+
     def holder(self) -> Holder | None:
         """Who holds the folder now."""
         try:

@@ -1,0 +1,200 @@
+"""`gyre replay --follow`: deciders beside a run that goes on. A recorded log is published to a real server, event by event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from replay.divergence import Divergence
+from replay.logfile import read
+from replay.replayer import Replay, Replayer
+from schemas import streams
+from schemas.errors import GyreError
+from services.cli.app import app, main
+from services.cli.places import Places
+from services.cli.replay_follow import follow
+from services.mesh.bus import Stored
+from services.mesh.nats_bus import NatsBus, connect
+from services.mesh.processes import Mesh
+from services.mesh.server import NatsServer
+from tests.golden.simulated import KEPT
+from tests.replay.planting import Change, planted
+
+LOG = KEPT / "simulated" / "A3.gyre"
+"""Its decisions say no time: stored times of what is published again are others."""
+
+LONGER = Change(
+    path="services/scheduler/core/dispatch.py",
+    old="e.BurstOpened(index=index, steps=mu,",
+    new="e.BurstOpened(index=index, steps=mu + index // 2,",
+)
+
+
+@pytest.fixture
+def messages() -> list[Stored]:
+    return list(read(LOG).messages())
+
+
+@pytest.fixture
+def run() -> str:
+    return read(LOG).manifest.run
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """Of this test alone: it is stopped and started again, and a run's name is in its log."""
+    own = NatsServer(tmp_path / "nats")
+    await own.start_async()
+    yield own
+    await own.stop_async()
+
+
+@asynccontextmanager
+async def opened(server: NatsServer, run: str, state: Path) -> AsyncIterator[NatsBus]:
+    """The run's streams, and its folder as `gyre open` leaves it."""
+    folder = Places(state).run(run)
+    folder.mkdir(parents=True)
+    (folder / "secret").touch()
+    mesh = Mesh(run=run, supervisor=0, supervisor_created=0.0, nats=server.url)
+    (folder / "mesh.json").write_bytes(msgspec.json.encode(mesh))
+    async with await connect(server.url, run, name="publisher") as bus:
+        await bus.open_run()
+        yield bus
+
+
+async def publish(bus: NatsBus, messages: Sequence[Stored]) -> None:
+    for each in messages:
+        stored = await bus.publish(streams.log_stream(bus.run), each.subject, each.data, msg_id=each.msg_id)
+        assert stored == each.seq
+
+
+class Follower:
+    """`follow` as a task, and what it was told."""
+
+    def __init__(self, state: Path, run: str, replay: Replay | None = None) -> None:
+        self.replay = replay or Replayer().begin()
+        self.found: asyncio.Queue[Divergence] = asyncio.Queue()
+        self.caught_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(
+            follow(Places(state), run, self.replay, found=self.found.put_nowait, caught_up=self.caught_up.set_result)
+        )
+
+
+async def test_it_sees_a_whole_run_across_a_restart_of_the_server(
+    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path
+) -> None:
+    half = len(messages) // 2
+    async with opened(server, run, tmp_path) as bus:
+        await publish(bus, messages[:half])
+        follower = Follower(tmp_path, run)
+        assert await follower.caught_up == half
+        await server.stop_async()
+        await server.start_async()
+        await publish(bus, messages[half:])
+        # It ends by itself: the log says that the run is over.
+        await follower.task
+    result = follower.replay.result()
+    assert result.ok and result.events == len(messages) and follower.found.empty()
+    assert all(each.recorded == each.same > 0 for each in result.deciders)
+
+
+async def test_a_difference_is_told_before_the_run_goes_on(
+    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path
+) -> None:
+    with planted(LONGER) as replayer:
+        expected = replayer.Replayer().replay(list(read(LOG))).first
+        async with opened(server, run, tmp_path) as bus:
+            await publish(bus, messages[:10])
+            follower = Follower(tmp_path, run, replayer.Replayer().begin())
+            await follower.caught_up
+            await publish(bus, messages[10 : expected.recorded_seq])
+            # Nothing more is in the log when this comes.
+            first = await follower.found.get()
+            await publish(bus, messages[expected.recorded_seq :])
+            await follower.task
+    assert (first.decider, first.seq, first.recorded_seq) == ("scheduler", expected.seq, expected.recorded_seq)
+    assert first.reason == expected.reason and first.differences == expected.differences
+    assert not follower.replay.result().ok
+
+
+async def test_the_command_tells_each_as_it_comes_and_ends_with_the_run(
+    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    async with opened(server, run, tmp_path) as bus:
+        await publish(bus, messages)
+    words = ["replay", "--follow", run, "--state", str(tmp_path)]
+    assert await asyncio.to_thread(app, words) == 0
+    said = capfdbinary.readouterr().out.decode().splitlines()
+    assert said[0].startswith(f"{run}: {len(messages)} events until now")
+    assert said[1] == f"{len(messages)} events" and "decisions the same on" in said[2]
+    assert await asyncio.to_thread(app, [*words, "--json"]) == 0
+    caught_up, result = map(msgspec.json.decode, capfdbinary.readouterr().out.splitlines())
+    assert caught_up == {"caught_up": {"run": run, "events": len(messages), "ok": True}}
+    assert result["ok"] and result["events"] == len(messages)
+
+
+async def test_the_command_fails_where_a_decision_differs(
+    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    seq = next(each.seq for each in read(LOG) if each.kind == "burst.opened" and each.data.index == 2)
+    altered = msgspec.structs.replace(
+        messages[seq - 1], data=messages[seq - 1].data.replace(b'"steps":1', b'"steps":2')
+    )
+    async with opened(server, run, tmp_path) as bus:
+        await publish(bus, [*messages[: seq - 1], altered, *messages[seq:]])
+    assert await asyncio.to_thread(app, ["replay", "--follow", run, "--state", str(tmp_path), "--json"]) == 1
+    told, *_, result = map(msgspec.json.decode, capfdbinary.readouterr().out.splitlines())
+    assert told["divergence"]["recorded_seq"] == seq
+    assert [each["path"] for each in told["divergence"]["differences"]] == ["data.steps"]
+    assert not result["ok"]
+
+
+def test_a_run_that_nobody_keeps_up_is_replayed_to_where_its_log_ends(
+    messages: list[Stored], run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its mesh was stopped in the middle: the log lies in the store, and nobody will write to it."""
+
+    async def stopped() -> None:
+        own = NatsServer(Places(tmp_path).nats)
+        await own.start_async()
+        async with opened(own, run, tmp_path) as bus:
+            await publish(bus, messages[:300])
+        await own.stop_async()
+
+    asyncio.run(stopped())
+    mesh = Mesh(run=run, supervisor=1 << 22, supervisor_created=0.0, nats="", nats_pid=1, ended=True)
+    (Places(tmp_path).run(run) / "mesh.json").write_bytes(msgspec.json.encode(mesh))
+    assert app(["replay", "--follow", run, "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "300 events"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--follow", "r-1"], "no run r-1"),
+        (["--follow", "r-1", "--decider", "nobody"], "no decider is called 'nobody'"),
+        ([], "nothing to replay is named"),
+    ],
+)
+def test_what_cannot_be_followed_is_no_difference(
+    words: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", *words, "--state", str(tmp_path)])
+    assert ended.value.code == 2 and what in capsys.readouterr().err
+
+
+async def test_a_log_that_cannot_be_read_is_no_difference(
+    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path
+) -> None:
+    async with opened(server, run, tmp_path) as bus:
+        await publish(bus, messages[:5])
+        await bus.publish(streams.log_stream(run), messages[5].subject, b"no event", msg_id="x")
+    with pytest.raises(GyreError, match="sequence 6") as caught:
+        await asyncio.to_thread(app, ["replay", "--follow", run, "--state", str(tmp_path)])
+    assert caught.value.exit_code == 2
