@@ -30,8 +30,8 @@ LOG = KEPT / "simulated" / "A3.gyre"
 
 LONGER = Change(
     path="services/scheduler/core/dispatch.py",
-    old="e.BurstOpened(index=index, steps=mu,",
-    new="e.BurstOpened(index=index, steps=mu + index // 2,",
+    old="steps=mu,",
+    new="steps=mu + index // 2,",
 )
 
 

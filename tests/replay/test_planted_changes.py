@@ -42,7 +42,8 @@ class Plant(Change, frozen=True, kw_only=True):
     fields: tuple[str, ...] = ()
     """Fields that differ, by the beginnings of their paths."""
     simulated: bool = False
-    """Told by a simulated log: its cells hold many executions when they leave."""
+    """Told by a simulated log: it has many tasks, and its cells hold many executions when they leave. What is drawn of few,
+    or lies in a set of few, may be as it was by chance."""
 
 
 def cause_of(kind: str, holds: Callable[[Any], bool] = lambda data: True) -> Where:
@@ -124,6 +125,7 @@ PLANTS = {
         reason="clock_or_randomness",
         evidence="random.Random without a seed at services/scheduler/core/dispatch.py:",
         fields=("data.task",),
+        simulated=True,
     ),
     "hash-of-a-text": Plant(
         path=f"{CORE}/dispatch.py",
