@@ -11,7 +11,7 @@ ARGS   ?=
 LIBRARIES := libibverbs1 librdmacm1 libnuma1 libcurl4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libraries run test lint golden image containers constraints clean
+.PHONY: help setup libraries run test lint golden harnesses image containers constraints clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ lint: setup ## style, types, import rules
 
 golden: setup ## make the simulated logs in tests/golden that are missing; ARGS=--anew for all
 	$(BIN)/python -m tests.golden.simulated $(ARGS)
+
+harnesses: setup ## install the real harness programs that some tests run, into state/harnesses: about 2 GB, some minutes
+	$(BIN)/python -m tests.harnesses.install $(ARGS)
 
 image: setup ## container image of every service; BASE=IMAGE to build on another Debian 12
 	deploy/container/image.sh $(BIN)/python localhost/qwengyre:latest $(BASE)

@@ -117,6 +117,16 @@ def normalise(messages: Iterable[Message]) -> list[Message]:
     return told
 
 
+def news(messages: Sequence[Message]) -> list[str]:
+    """Texts since the last answer: what a request is for may stand before a reminder that the harness adds."""
+    texts: list[str] = []
+    for message in reversed(messages):
+        if message.role == "assistant":
+            break
+        texts += [block.text for block in message.blocks if isinstance(block, Text)]
+    return texts
+
+
 def shaped(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Messages as `services.mesh.chat.chat_messages` takes them."""
     return [{"role": message.role, "content": msgspec.to_builtins(message.blocks)} for message in messages]

@@ -15,7 +15,7 @@ import msgspec
 from schemas.records import Role
 
 Sign = Literal["sub-agent", "summary", "helper"]
-Where = Literal["header", "turn", "billing", "system", "last-user-text"]
+Where = Literal["header", "turn", "billing", "system", "system-line", "last-user-text"]
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,8 @@ class Rule(msgspec.Struct, frozen=True):
     harness: str
     where: Where
     text: str
-    """A header's name, a key of Codex's turn metadata, a part of the billing block, or how a text begins."""
+    """A header's name, a key of Codex's turn metadata, a part of the billing block, or how a text or a line
+    begins."""
     value: str = ""
     """What the header or the key says; empty for anything."""
     sign: Sign = "sub-agent"
@@ -55,6 +56,8 @@ RULES: tuple[Rule, ...] = (
     Rule("Claude Code", "header", CLASS, "compaction", sign="summary"),
     Rule("Claude Code", "header", CLASS, "auxiliary", sign="helper"),
     Rule("Claude Code", "billing", "cc_is_subagent=true", sign="sub-agent", unless=CLASS),
+    # 2.1.112 and its like say it nowhere else.
+    Rule("Claude Code", "system-line", "You are an agent for Claude Code", sign="sub-agent", unless=CLASS),
     Rule("Claude Code", "last-user-text", "CRITICAL: Respond with TEXT ONLY", sign="summary", unless=CLASS),
     Rule("Codex", "turn", "request_kind", "compaction", sign="summary"),
     Rule("Codex", "turn", "thread_source", "subagent", sign="sub-agent"),
@@ -116,6 +119,8 @@ def _says(rule: Rule, asker: Asker, turn: Mapping[str, Any]) -> bool:
             return rule.text in asker.billing
         case "system":
             return asker.system.lstrip().startswith(rule.text)
+        case "system-line":
+            return any(line.startswith(rule.text) for line in asker.system.splitlines())
         case "last-user-text":
             return any(text.startswith(rule.text) for text in asker.last_texts)
 

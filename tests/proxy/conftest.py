@@ -67,7 +67,9 @@ def encoder(tokenizer: ChatTokenizer) -> Encoder:
     return Encoder(tokenizer, make_renderer(tokenizer))
 
 
-def configured(policy: Path, *, eval: dict[str, Any] | None = None, **proxy: Any) -> Config:
+def configured(
+    policy: Path, *, eval: dict[str, Any] | None = None, context_length: int = 4096, **proxy: Any
+) -> Config:
     tree = {
         "name": "proxy",
         "steps": 21,
@@ -75,7 +77,7 @@ def configured(policy: Path, *, eval: dict[str, Any] | None = None, **proxy: Any
         "policy": {"path": str(policy)},
         "eval": eval or {},
         "proxy": {"grace_s": 30.0, "max_new_tokens": 512, **proxy},
-        "rollout": {"context_length": 4096},
+        "rollout": {"context_length": context_length, "kv_tokens": max(context_length, 65536)},
     }
     return from_tree(tree, where="test")
 

@@ -57,6 +57,22 @@ def test_claude_code(headers: dict[str, str], billing: str, last: str, role: str
     assert told("You are.", last, headers, billing=billing) == (role, agent)
 
 
+def test_a_sub_agent_of_claude_code_that_only_its_instructions_name() -> None:
+    system = "You are a Claude agent.\nYou are an agent for Claude Code, and so on."
+    assert told(system, "hi", {}) == ("sub-agent", "sub-agent")
+    assert told(system, CRITICAL, SUB_AGENT) == ("sub-agent-summary", "a1")
+
+
+def test_a_summary_is_one_before_a_reminder_too_and_not_for_ever() -> None:
+    said = [("user", "first"), ("assistant", "x"), ("user", CRITICAL), ("system", "The task tools were not used.")]
+    later = [*said[:3], ("assistant", "a summary"), ("user", "go on")]
+    roles = []
+    for messages in (said, later):
+        body = {"messages": [{"role": role, "content": text} for role, text in messages]}
+        roles.append(anthropic.parse(json.dumps(body).encode(), {}).conversation.role)
+    assert roles == ["main-summary", "main"]
+
+
 def turn(**said: Any) -> dict[str, str]:
     return {"thread-id": "th-1", "session-id": "s", "x-codex-turn-metadata": json.dumps(said)}
 

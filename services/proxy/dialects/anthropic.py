@@ -23,6 +23,7 @@ from services.proxy.conversation import (
     Thinking,
     digest,
     joined,
+    news,
     normalise,
 )
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
@@ -74,10 +75,10 @@ def parse(data: bytes, headers: Mapping[str, str]) -> Request:
     billing = [block["text"] for block in system if block["text"].startswith(BILLING)]
     told = [block for block in system if not block["text"].startswith(BILLING)]
     messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
-    asker = next((message for message in reversed(messages) if message.role == "user"), None)
-    texts = [block.text for block in asker.blocks if isinstance(block, Text)] if asker else []
     instructions = joined([{"type": "text", "text": block["text"]} for block in told])
-    role, agent = classify(Asker(headers=headers, billing=" ".join(billing), system=instructions, last_texts=texts))
+    role, agent = classify(
+        Asker(headers=headers, billing=" ".join(billing), system=instructions, last_texts=news(messages))
+    )
     normal = normalise(messages)
     if not normal or normal[0].role != "user":
         raise Refused(400, "messages: the first message must use the user role and say something")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.proxy.conversation import Block, Conversation, Message, Request, Result, Text, digest, normalise
+from services.proxy.conversation import Block, Conversation, Message, Request, Result, Text, digest, news, normalise
 from services.proxy.dialects.dialect import OVERLOADED
 from services.proxy.dialects.wire import field, reminder, shown
 from services.proxy.refusal import Refused
@@ -64,9 +64,7 @@ class Transcript:
         if not messages or messages[0].role != "user":
             raise Refused(400, "the first message after the instructions must be the user's and say something")
         system = "\n".join(self.system)
-        said = next((message for message in reversed(messages) if message.role == "user"), messages[0])
-        texts = [block.text for block in said.blocks if isinstance(block, Text)]
-        role, agent = classify(Asker(headers=headers, system=system, last_texts=texts))
+        role, agent = classify(Asker(headers=headers, system=system, last_texts=news(messages)))
         return Conversation(agent=agent, role=role, system=system, tools=tools, messages=messages)
 
 

@@ -1,0 +1,92 @@
+"""The real Claude Code does a whole task through the proxy: its tree is right, its tokens are exact, moves are not seen.
+
+Version 2.1.220 runs sub-agents in the background and keeps its last turn over a compaction; 2.1.112 does neither, and
+names no sub-agent in its headers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.records import CallRecord
+from services.mesh.chat import ChatTokenizer
+from tests.harnesses.claude_code import DONE, rules, run_claude
+from tests.harnesses.conftest import Program
+from tests.harnesses.stage import Mover, Stage, shape, staged
+
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for
+
+LATER, EARLIER = "claude-code", "claude-code-js"
+SHAPES = {
+    # The summary is asked for without the last turn, which is kept; what the summary begins is a tree of its own.
+    LATER: [
+        "main-summary: look > spawn > waiting > read > read-on > summary",
+        "main: end",
+        "main: look > spawn > waiting > read > read-on > last",
+        "sub-agent: count-a > counted-a",
+        "sub-agent: count-b > counted-b",
+    ],
+    EARLIER: [
+        "main-summary: look > spawn > read > read-on > last > summary",
+        "main: end",
+        "sub-agent: count-a > counted-a",
+        "sub-agent: count-b > counted-b",
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("name", [EARLIER, LATER])
+async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
+    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, name: str, seed: int | None
+) -> None:
+    path = program(name)
+    async with staged(policy, tokenizer, tmp_path, rules(waits=name == LATER)) as stage:
+        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6).moving():
+            report = await run_claude(stage, path)
+        records = await stage.check()
+    assert report["result"] == DONE
+    by_name = stage.by_name(records)
+    # The two sub-agents may come back together or one after the other.
+    lines = [line.replace("one-back > ", "") for line in shape(by_name)]
+    assert lines == SHAPES[name]
+    _was_moved(stage, records, seed is not None)
+    _calls_are_unique(records)
+    _prints_no_end(by_name["spawn"], tokenizer)
+    if name == LATER:
+        _keeps(by_name["end"].input_ids, by_name["last"].output_ids)
+        agents = {record.agent for record in records} - {""}
+        assert len(agents) == 2 and all(re.fullmatch("a[0-9a-f]{16}", agent) for agent in agents)
+
+
+def _was_moved(stage: Stage, records: list[CallRecord], moving: bool) -> None:
+    versions = {span.version for record in records for span in record.versions}
+    if moving:
+        assert sum(stage.moves.values()) >= 5 and versions == {7, 8, 9}, stage.moves
+        assert any(len(record.versions) > 1 for record in records), "no answer was made by two engines"
+    else:
+        assert versions == {7}
+
+
+def _calls_are_unique(records: list[CallRecord]) -> None:
+    blocks: list[dict[str, Any]] = [block for record in records for block in json.loads(record.answer)]
+    ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    assert len(ids) == len(set(ids)) == 10
+
+
+def _prints_no_end(record: CallRecord, tokenizer: ChatTokenizer) -> None:
+    """A tool printed an end token as text; the only real one is that of the message."""
+    assert record.input_ids.count(tokenizer.eos_token_id) == 1
+    assert "<|im_end|>\n</tool_response><|im_end|>" in tokenizer.decode(record.input_ids)
+
+
+def _keeps(prompt: list[int], turn: list[int]) -> None:
+    """A turn that is kept over a compaction stands there by its own ids, as context."""
+    places = [start for start in range(len(prompt)) if prompt[start : start + len(turn)] == turn]
+    assert len(places) == 1
