@@ -58,7 +58,7 @@ def export_command(run: str | None, output: Path | None, *, state: Path, json: b
     if json:
         say_json({"file": str(path), "bytes": path.stat().st_size, "manifest": manifest})
     else:
-        say(f"{path}: {manifest.messages} events of {manifest.run}, {path.stat().st_size} bytes")
+        say(f"{path}: {manifest.messages} events of {manifest.run}, {path.stat().st_size / 1e6:.2f} MB")
     return 0
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -19,14 +18,9 @@ from services.cli.app import app, main
 from services.cli.places import Places
 from services.cli.replay_follow import follow
 from services.mesh.bus import Stored
-from services.mesh.nats_bus import NatsBus, connect
-from services.mesh.processes import Mesh
 from services.mesh.server import NatsServer
-from tests.golden.simulated import KEPT
 from tests.replay.planting import Change, planted
-
-LOG = KEPT / "simulated" / "A3.gyre"
-"""Its decisions say no time: stored times of what is published again are others."""
+from tests.replay.published import LOG, opened, publish, stopped
 
 LONGER = Change(
     path="services/scheduler/core/dispatch.py",
@@ -52,25 +46,6 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     await own.start_async()
     yield own
     await own.stop_async()
-
-
-@asynccontextmanager
-async def opened(server: NatsServer, run: str, state: Path) -> AsyncIterator[NatsBus]:
-    """The run's streams, and its folder as `gyre open` leaves it."""
-    folder = Places(state).run(run)
-    folder.mkdir(parents=True)
-    (folder / "secret").touch()
-    mesh = Mesh(run=run, supervisor=0, supervisor_created=0.0, nats=server.url)
-    (folder / "mesh.json").write_bytes(msgspec.json.encode(mesh))
-    async with await connect(server.url, run, name="publisher") as bus:
-        await bus.open_run()
-        yield bus
-
-
-async def publish(bus: NatsBus, messages: Sequence[Stored]) -> None:
-    for each in messages:
-        stored = await bus.publish(streams.log_stream(bus.run), each.subject, each.data, msg_id=each.msg_id)
-        assert stored == each.seq
 
 
 class Follower:
@@ -155,20 +130,10 @@ async def test_the_command_fails_where_a_decision_differs(
 
 
 def test_a_run_that_nobody_keeps_up_is_replayed_to_where_its_log_ends(
-    messages: list[Stored], run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its mesh was stopped in the middle: the log lies in the store, and nobody will write to it."""
-
-    async def stopped() -> None:
-        own = NatsServer(Places(tmp_path).nats)
-        await own.start_async()
-        async with opened(own, run, tmp_path) as bus:
-            await publish(bus, messages[:300])
-        await own.stop_async()
-
-    asyncio.run(stopped())
-    mesh = Mesh(run=run, supervisor=1 << 22, supervisor_created=0.0, nats="", nats_pid=1, ended=True)
-    (Places(tmp_path).run(run) / "mesh.json").write_bytes(msgspec.json.encode(mesh))
+    asyncio.run(stopped(tmp_path, events=300))
     assert app(["replay", "--follow", run, "--state", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "300 events"
 

@@ -1,24 +1,56 @@
-"""The outputs in docs/replay.md: each `text` block is what the command in the `sh` block above it prints.
+"""The outputs in docs/replay.md: each `text` block is what the commands in the `sh` block above it print.
 
-Make them again with `python -m tests.docs.outputs`.
+Make them again with `python -m tests.docs.outputs`. A command ends with 0, unless `# exit code N` says otherwise. What the
+page's commands find is made here: a run in the state folder, a log of another version of the code, a folder of logs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import io
 import re
 import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 from replay.debugging.fields import CELL_FIELDS, FIELDS
+from replay.simulator.scenario import Scenario, load
 from services.cli.app import app
+from tests.replay.planting import Change, planted
+from tests.replay.published import stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "replay.md"
-SECTION = re.compile(r"^## Debugging\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"\A.*?(?=^## In tests of your own)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"```sh\n(.*?)```(\n\n```text\n)?(?:(?<=```text\n)(.*?)```)?", re.DOTALL)
 TABLE = re.compile(r"^(?:FIELDS|\| field \| meaning \|\n(?:\|.*\n)*)", re.MULTILINE)
+
+
+EARLIER = Change(
+    path="services/scheduler/core/equations.py",
+    old='check(WATERLEVEL, w, "<=", C_R - C_e)',
+    new='check(WATERLEVEL, w, "<", C_R - C_e)',
+)
+"""What `other.gyre` was recorded with."""
+
+
+def prepare(folder: Path) -> None:
+    """What the commands find in `folder`."""
+    asyncio.run(stopped(folder / "state"))
+    scenario = load("small", ["run.steps=6"])
+    (folder / "logs").mkdir()
+    simulated(folder / "logs" / "a.gyre", scenario)
+    with planted(EARLIER):
+        simulated(folder / "other.gyre", scenario)
+    (folder / "logs" / "b.gyre").write_bytes((folder / "logs" / "a.gyre").read_bytes()[:-1000])
+
+
+def simulated(path: Path, scenario: Scenario) -> None:
+    run = importlib.import_module("replay.simulator.run").Simulation(scenario, keep=True)
+    run.run()
+    run.write(path)
 
 
 def fresh(text: str, folder: Path) -> str:
@@ -26,7 +58,9 @@ def fresh(text: str, folder: Path) -> str:
     found = SECTION.search(text)
     assert found is not None
     section = TABLE.sub(lambda _: fields(), found[0], count=1)
-    with contextlib.chdir(folder):
+    prepare(folder)
+    # The identity of the code has a commit in it.
+    with contextlib.chdir(folder), mock.patch("services.cli.replay_command.code_identity", lambda: "0.2.0"):
         section = BLOCK.sub(_run, section)
     return text[: found.start()] + section + text[found.end() :]
 
@@ -45,7 +79,8 @@ def _run(block: re.Match[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         for line in block[1].splitlines():
-            assert app(shlex.split(line)[1:]) == 0, line
+            command, _, code = line.partition("  # exit code ")
+            assert app(shlex.split(command)[1:]) == int(code or 0), line
     said = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
     return f"```sh\n{block[1]}```" + (f"{block[2]}{said}\n```" if block[2] else "")
 
