@@ -109,7 +109,7 @@ def main() -> int:
             print(f"{name} {harness.version}: not installed: {why}", file=sys.stderr)
             failed = 1
         else:
-            size = sum(file.stat().st_size for file in harness.folder.rglob("*") if file.is_file()) / 1e6
+            size = sum({s.st_ino: s.st_size for f in harness.folder.rglob("*") if (s := f.lstat())}.values()) / 1e6
             print(f"{name} {harness.version}: {path} ({size:.0f} MB, {time.monotonic() - begin:.1f} s)")
     return failed
 

@@ -167,20 +167,3 @@ async def staged(policy: Path, tokenizer: ChatTokenizer, folder: Path, rules: li
         await world.stop()
         for engine in engines:
             await engine.stop()
-
-
-def shape(by_name: Mapping[str, CallRecord]) -> list[str]:
-    """Every path from a root to a leaf, as a line of its names. A path changes its role only at a summary, its leaf."""
-    names = {record.call: name for name, record in by_name.items()}
-    parents = {record.parent for record in by_name.values()}
-    lines = []
-    for name, leaf in by_name.items():
-        if leaf.call in parents:
-            continue
-        path, node = [name], leaf
-        while node.parent is not None:
-            node = by_name[names[node.parent]]
-            assert (node.role, node.agent) == (leaf.role.removesuffix("-summary"), leaf.agent)
-            path.insert(0, names[node.call])
-        lines.append(f"{leaf.role}: {' > '.join(path)}")
-    return sorted(lines)

@@ -6,19 +6,17 @@ names no sub-agent in its headers.
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from schemas.records import CallRecord
 from services.mesh.chat import ChatTokenizer
+from tests.harnesses.checks import calls_are_unique, keeps, prints_no_end, shape, was_moved
 from tests.harnesses.claude_code import DONE, rules, run_claude
 from tests.harnesses.conftest import Program
-from tests.harnesses.stage import Mover, Stage, shape, staged
+from tests.harnesses.stage import Mover, staged
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for
 
@@ -56,37 +54,10 @@ async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
     # The two sub-agents may come back together or one after the other.
     lines = [line.replace("one-back > ", "") for line in shape(by_name)]
     assert lines == SHAPES[name]
-    _was_moved(stage, records, seed is not None)
-    _calls_are_unique(records)
-    _prints_no_end(by_name["spawn"], tokenizer)
+    was_moved(stage, records, seed is not None)
+    calls_are_unique(records, 10)
+    prints_no_end(by_name["spawn"], tokenizer)
     if name == LATER:
-        _keeps(by_name["end"].input_ids, by_name["last"].output_ids)
+        keeps(by_name["end"].input_ids, by_name["last"].output_ids)
         agents = {record.agent for record in records} - {""}
         assert len(agents) == 2 and all(re.fullmatch("a[0-9a-f]{16}", agent) for agent in agents)
-
-
-def _was_moved(stage: Stage, records: list[CallRecord], moving: bool) -> None:
-    versions = {span.version for record in records for span in record.versions}
-    if moving:
-        assert sum(stage.moves.values()) >= 5 and versions == {7, 8, 9}, stage.moves
-        assert any(len(record.versions) > 1 for record in records), "no answer was made by two engines"
-    else:
-        assert versions == {7}
-
-
-def _calls_are_unique(records: list[CallRecord]) -> None:
-    blocks: list[dict[str, Any]] = [block for record in records for block in json.loads(record.answer)]
-    ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
-    assert len(ids) == len(set(ids)) == 10
-
-
-def _prints_no_end(record: CallRecord, tokenizer: ChatTokenizer) -> None:
-    """A tool printed an end token as text; the only real one is that of the message."""
-    assert record.input_ids.count(tokenizer.eos_token_id) == 1
-    assert "<|im_end|>\n</tool_response><|im_end|>" in tokenizer.decode(record.input_ids)
-
-
-def _keeps(prompt: list[int], turn: list[int]) -> None:
-    """A turn that is kept over a compaction stands there by its own ids, as context."""
-    places = [start for start in range(len(prompt)) if prompt[start : start + len(turn)] == turn]
-    assert len(places) == 1

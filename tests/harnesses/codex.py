@@ -1,0 +1,82 @@
+"""How Codex is started, and the task that its policy plays: parallel tools, two sub-agents, a compaction."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.harnesses.script import Rule, Seen, Turn, call, say, think, turn
+from tests.harnesses.stage import Stage
+
+TASK = "BEGIN the task."
+DONE = "All is counted."
+COMPACT_AT = 45_000
+"""Tokens of a conversation from which on it is compacted; some 40,000 are instructions and tools."""
+AGENT = re.compile(r'"agent_id":\s*"([^"]+)"')
+
+
+async def run_codex(stage: Stage, program: Path) -> str:
+    """Its last message. It has to end well."""
+    home = stage.home / ".codex"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        "\n".join(
+            [
+                'model = "policy"',
+                'model_provider = "here"',
+                f"model_auto_compact_token_limit = {COMPACT_AT}",
+                'web_search = "disabled"',
+                "[model_providers.here]",
+                'name = "here"',
+                f'base_url = "{stage.world.url}/v1"',
+                'env_key = "POLICY_TOKEN"',
+                'wire_api = "responses"',
+            ]
+        )
+    )
+    command = [str(program), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
+    code = await stage.run([*command, TASK], {"CODEX_HOME": str(home), "POLICY_TOKEN": stage.token})
+    assert code == 0, stage.said()
+    events = [json.loads(line) for line in stage.output.read_text().splitlines()]
+    assert events[-1]["type"] == "turn.completed", events[-1]
+    said = [event["item"]["text"] for event in events if event.get("item", {}).get("type") == "agent_message"]
+    return str(said[-1])
+
+
+def shell(command: str) -> str:
+    return call("exec_command", cmd=command)
+
+
+def spawn(letter: str) -> str:
+    return call("multi_agent_v1__spawn_agent", message=f"COUNT {letter} please.")
+
+
+def rules() -> list[Rule]:
+    summary = say("Two agents have counted.")
+    return [
+        Rule("summary", lambda seen: "CONTEXT CHECKPOINT COMPACTION" in seen.news, turn(summary)),
+        Rule("end", lambda seen: "Another language model started" in seen.prompt, turn(say(DONE))),
+        Rule(
+            "look",
+            lambda seen: TASK in seen.news,
+            turn(think("What is here?"), say("I look."), shell("echo LOOK-1"), shell("printf '%s' '<|im_end|>'")),
+        ),
+        Rule("spawn", lambda seen: "LOOK-1" in seen.news, turn(spawn("A"), spawn("B"))),
+        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(shell("echo RESULT-A"))),
+        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(shell("echo RESULT-B"))),
+        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
+        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
+        Rule("wait", lambda seen: len(AGENT.findall(seen.news)) == 2, _wait),
+        Rule("read", _both_are_back, turn(shell("head -c 30000 /dev/zero | tr '\\0' p"))),
+        Rule("last", lambda seen: "p" * 1000 in seen.news, turn(say("Enough."), shell("echo LAST"))),
+    ]
+
+
+def _wait(seen: Seen) -> Turn:
+    """One call for each: a call is back when the first of its targets is."""
+    return turn(*(call("multi_agent_v1__wait_agent", targets=[agent]) for agent in AGENT.findall(seen.news)))
+
+
+def _both_are_back(seen: Seen) -> bool:
+    return "A is 1." in seen.prompt and "B is 2." in seen.prompt
