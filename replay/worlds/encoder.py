@@ -8,10 +8,12 @@ request that extends a node adds what is new, and recorded turns enter by their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from zlib import crc32
 
 from services.proxy.conversation import Block, Call, Conversation, Message, Result, Text, Thinking
+from services.proxy.encoder import Stop, first_stop
 from services.proxy.tree import Place
 
 END, SYSTEM, USER, ASSISTANT, RESULT, OPEN, CLOSE = range(7)
@@ -64,6 +66,9 @@ class WorldEncoder:
                 text.append(f"w{token}")
             at += 1
         return ([Text(text=" ".join(text))] if text else []) + calls
+
+    def stopped(self, output_ids: list[int], stops: Sequence[str]) -> Stop | None:
+        return first_stop(lambda ids: " ".join(f"w{token}" for token in ids if token != END), output_ids, stops)
 
 
 @lru_cache(4096)

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from schemas.errors import EngineError, GyreError
 from services.proxy.conversation import Request
+from services.proxy.encoder import Stop
 from services.proxy.engine import EngineLost, Engines, Sampled, StaleEpoch
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
@@ -69,6 +70,7 @@ class Flight:
         prompt: Prompt,
         rid_seed: str,
         stop_ids: list[int],
+        stopped: Callable[[list[int], Sequence[str]], Stop | None],
         grace_s: float,
         engines: Engines,
         routes: Routes,
@@ -76,7 +78,7 @@ class Flight:
         ended: Callable[[Flight], None],
     ) -> None:
         self.execution, self.attempt, self.request, self.prompt = execution, attempt, request, prompt
-        self._rid_seed, self._stop_ids, self._grace_s = rid_seed, stop_ids, grace_s
+        self._rid_seed, self._stop_ids, self._stopped, self._grace_s = rid_seed, stop_ids, stopped, grace_s
         self._engines, self._routes, self._store, self._ended = engines, routes, store, ended
         self.done = asyncio.Event()
         self.node: Node | None = None
@@ -195,6 +197,12 @@ class Flight:
 
     def _complete(self, sampled: Sampled) -> bool:
         """Whether nothing is left to sample; an abort that came after the last token has changed nothing."""
+        if self.request.stop and (stop := self._stopped(sampled.ids, self.request.stop)):
+            # Found here whatever the engine says: it sees no sequence that began before the call came to it.
+            sampled.stop_after(stop.tokens)
+            return True
+        if sampled.finish == "stop" and (not sampled.ids or sampled.ids[-1] not in self._stop_ids):
+            raise EngineError("stopped without a stop token", where=self.cell, remedy="the stop token must be returned")
         if sampled.finish == "abort":
             if sampled.ids and sampled.ids[-1] in self._stop_ids:
                 sampled.finish = "stop"
@@ -226,6 +234,7 @@ class Flight:
                 temperature=self.prompt.temperature,
                 max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
                 stop_ids=self._stop_ids,
+                stops=self.request.stop,
             )
         )
         moved = asyncio.create_task(self._routes.wait_for_move(self.execution, route))
@@ -244,10 +253,6 @@ class Flight:
             if not answer.cancelled():
                 answer.exception()
         self._at_engine = None
-        if part.finish == "stop" and (not part.ids or part.ids[-1] not in self._stop_ids):
-            raise EngineError(
-                "stopped without a stop token", where=route.cell, remedy="the stop token must be returned"
-            )
         return part
 
     async def _leave(self, route: Route, rid: str, answer: asyncio.Task[Sampled]) -> None:

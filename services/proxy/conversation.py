@@ -94,6 +94,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling that was asked for; the proxy's own is used."""
     calls_allowed: bool = True
     """False: a tool call of the policy is handed on as text."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, wherever in it they are sampled."""
     wire: Any = None
     """What the dialect has to know again when it answers."""
 

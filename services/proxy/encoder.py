@@ -7,8 +7,10 @@ ids, as context; a turn of somebody else is rendered. Text never becomes a contr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from services.mesh.chat import ChatTokenizer, chat_messages, chat_tools
 from services.proxy.conversation import Block, Call, Conversation, Message, Text, Thinking, encode_blocks, shaped
@@ -32,6 +34,17 @@ class PromptEncoder(Protocol):
     def parse(
         self, output_ids: list[int], prompt_tail: list[int], *, call: str, calls_allowed: bool
     ) -> list[Block]: ...
+
+    def stopped(self, output_ids: list[int], stops: Sequence[str]) -> Stop | None: ...
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Where a stop sequence ended an answer."""
+
+    text: str
+    """The sequence."""
+    tokens: int
+    """Tokens up to the one that completed it, that one included."""
 
 
 class Encoder:
@@ -90,6 +103,10 @@ class Encoder:
         thoughts: list[Block] = [Thinking(thinking=parsed.reasoning_content)] if parsed.reasoning_content else []
         return thoughts + text + blocks
 
+    def stopped(self, output_ids: list[int], stops: Sequence[str]) -> Stop | None:
+        """The stop sequence that was completed first, whoever of engine and proxy noticed it."""
+        return first_stop(self._text, output_ids, stops)
+
     def _bridge(self, prompt: list[int], said: list[int], following: list[Any], tools: Any) -> tuple[list[int], int]:
         """Ids from the end of a turn to the next answer, and how many of them are the generation prompt."""
         for completion in (said, self.stop_ids[:1]):
@@ -118,6 +135,44 @@ class Encoder:
 
     def _text(self, ids: list[int]) -> str:
         return self._tokenizer.decode([token for token in ids if token not in self.stop_ids])
+
+
+def first_stop(text: Callable[[list[int]], str], ids: list[int], stops: Sequence[str]) -> Stop | None:
+    """The stop sequence that `ids` completed first, of those that end at one token the one that begins first. A sequence
+    that the first n tokens hold is in what any more of them hold, so n is found by halving."""
+
+    def held(count: int) -> list[tuple[int, str]]:
+        said = text(ids[:count])
+        return sorted((at, stop) for stop in stops if (at := said.find(stop)) >= 0)
+
+    if not stops or not held(len(ids)):
+        return None
+    none, some = 0, len(ids)
+    while some - none > 1:
+        half = (none + some) // 2
+        none, some = (none, half) if held(half) else (half, some)
+    return Stop(held(some)[0][1], some)
+
+
+def cut_at(blocks: Sequence[Block], stop: str) -> list[Block]:
+    """An answer without the stop sequence that ended it, and without what the last token brought after it. Blanks at
+    the ends of a text are gone by now, also those of the sequence."""
+    kept = list(blocks)
+    for index in reversed(range(len(kept))):
+        block = kept[index]
+        if not isinstance(block, (Text, Thinking)):
+            continue
+        said = block.text if isinstance(block, Text) else block.thinking
+        before, found, _ = said.partition(stop)
+        if not found and said.endswith(stop.strip()):
+            before = said.removesuffix(stop.strip())
+        left = before.strip() if before != said else said
+        if left:
+            kept[index] = Text(text=left) if isinstance(block, Text) else Thinking(thinking=left)
+        else:
+            del kept[index]
+        break
+    return kept
 
 
 def _split(rest: Sequence[Turn]) -> list[tuple[Turn | None, list[Message]]]:

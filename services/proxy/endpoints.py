@@ -132,7 +132,7 @@ class Endpoints:
             answer = await self._wait(execution, asked)
             return web.json_response(dialect.whole(answer), headers={"request-id": request_id})
         if node := await execution.answered(asked):
-            answer = self._answer(asked, node)
+            answer = self._answer(execution, asked, node)
             response = await self._open(dialect, http, request_id, asked, answer.prompt_tokens)
             return await self._end(response, dialect.rest(answer))
         try:
@@ -144,28 +144,29 @@ class Endpoints:
             return await self._end(response, dialect.error_event(refused, asked, request_id, self._now()))
         flight.attach()
         try:
-            return await self._stream(dialect, http, request_id, asked, flight)
+            return await self._stream(dialect, http, request_id, execution, asked, flight)
         finally:
             flight.detach()
 
     async def _wait(self, execution: Execution, asked: Request) -> Answer:
         """The recorded answer, made if there is none."""
         if node := await execution.answered(asked):
-            return self._answer(asked, node)
+            return self._answer(execution, asked, node)
         flight = execution.join(asked)
         flight.attach()
         try:
             await flight.wait()
-            return self._answer(asked, _node(flight))
+            return self._answer(execution, asked, _node(flight))
         finally:
             flight.detach()
 
-    def _answer(self, asked: Request, node: Node) -> Answer:
+    def _answer(self, execution: Execution, asked: Request, node: Node) -> Answer:
         self.answers += 1
         return Answer(
             asked=asked,
             blocks=decode_blocks(node.answer),
             finish=node.finish,
+            stop_sequence=execution.stop_sequence(asked, node),
             prompt_tokens=node.prompt_tokens,
             output_tokens=len(node.output_ids),
             created=self._now(),
@@ -182,7 +183,13 @@ class Endpoints:
         return response
 
     async def _stream(
-        self, dialect: Dialect, http: web.Request, request_id: str, asked: Request, flight: Flight
+        self,
+        dialect: Dialect,
+        http: web.Request,
+        request_id: str,
+        execution: Execution,
+        asked: Request,
+        flight: Flight,
     ) -> web.StreamResponse:
         open_now = partial(self._open, dialect, http, request_id, asked, flight.prompt.tokens)
         response = await open_now() if dialect.opening else None
@@ -196,7 +203,7 @@ class Endpoints:
                         response = await open_now()
                     await response.write(dialect.ping)
         try:
-            last = dialect.rest(self._answer(asked, _node(flight)))
+            last = dialect.rest(self._answer(execution, asked, _node(flight)))
         except Refused as refused:
             if response is None:
                 raise

@@ -51,6 +51,16 @@ class Sampled(msgspec.Struct, kw_only=True):
         self.logprobs += more.logprobs
         self.finish = more.finish
 
+    def stop_after(self, count: int) -> None:
+        """The answer ends after so many tokens: a stop sequence was complete there."""
+        del self.ids[count:], self.logprobs[count:]
+        self.versions = [
+            VersionSpan(version=span.version, start=span.start, end=min(span.end, count))
+            for span in self.versions
+            if span.start < count
+        ]
+        self.finish = "stop"
+
 
 class Engines:
     """All cells, as one client reaches them."""
@@ -69,13 +79,14 @@ class Engines:
         temperature: float,
         max_new_tokens: int,
         stop_ids: list[int],
+        stops: tuple[str, ...] = (),
     ) -> Sampled:
         """One answer of the engine to a prompt, which is a JSON list of ids. Sampling is plain, so that the
         log-probabilities are those of the samples.
 
         A cell that stops answering is logged once, and again when it answers: all its calls are lost together."""
         try:
-            sampled = await self._generate(route, rid, input_ids, temperature, max_new_tokens, stop_ids)
+            sampled = await self._generate(route, rid, input_ids, temperature, max_new_tokens, stop_ids, stops)
         except EngineLost as error:
             if route.cell not in self._silent:
                 log.warning("engine lost", cell=route.cell, what=error.what)
@@ -99,18 +110,23 @@ class Engines:
         temperature: float,
         max_new_tokens: int,
         stop_ids: list[int],
+        stops: tuple[str, ...],
     ) -> Sampled:
+        sampling = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "stop_token_ids": stop_ids,
+            "skip_special_tokens": False,
+        }
+        if stops:
+            # What completes a stop sequence was sampled, so it stays.
+            sampling |= {"stop": stops, "no_stop_trim": True}
         body = {
             "rid": rid,
             "input_ids": msgspec.Raw(input_ids),
-            "sampling_params": {
-                "max_new_tokens": max_new_tokens,
-                "temperature": temperature,
-                "top_p": 1.0,
-                "top_k": -1,
-                "stop_token_ids": stop_ids,
-                "skip_special_tokens": False,
-            },
+            "sampling_params": sampling,
             "return_logprob": True,
             "stream": False,
         }

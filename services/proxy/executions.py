@@ -23,7 +23,7 @@ from schemas.records import CallRecord, Delivery, RecordEntry
 from services.mesh.bus import Bus
 from services.proxy.calls import Flight, Prompt
 from services.proxy.conversation import Message, Request, decode_blocks, encode_blocks, link
-from services.proxy.encoder import PromptEncoder
+from services.proxy.encoder import PromptEncoder, cut_at
 from services.proxy.engine import Engines, Sampled
 from services.proxy.records import Ledger
 from services.proxy.refusal import Refused, prompt_too_long
@@ -92,6 +92,11 @@ class Execution:
             await asyncio.shield(task)
         return node
 
+    def stop_sequence(self, request: Request, node: Node) -> str | None:
+        """Which of the request's stop sequences ended its recorded answer."""
+        stop = self._shared.encoder.stopped(node.output_ids.tolist(), request.stop) if request.stop else None
+        return stop.text if stop else None
+
     def join(self, request: Request) -> Flight:
         """The call in flight for this request, started if there is none. Raises Refused for a prompt that is too long."""
         self._check_open()
@@ -107,6 +112,7 @@ class Execution:
                 prompt=prompt,
                 rid_seed=f"{shared.run}/{self.execution}/{self.attempt}/{shared.incarnation}/{self._started}",
                 stop_ids=shared.encoder.stop_ids,
+                stopped=shared.encoder.stopped,
                 grace_s=shared.config.proxy.grace_s,
                 engines=shared.engines,
                 routes=shared.routes,
@@ -195,7 +201,10 @@ class Execution:
         request, prompt = flight.request, flight.prompt
         index = self.tree.next_index
         call = call_id(self.execution, self.attempt, index)
-        blocks = self._shared.encoder.parse(sampled.ids, prompt.new_ids, call=call, calls_allowed=request.calls_allowed)
+        encoder = self._shared.encoder
+        blocks = encoder.parse(sampled.ids, prompt.new_ids, call=call, calls_allowed=request.calls_allowed)
+        if request.stop and (stop := encoder.stopped(sampled.ids, request.stop)):
+            blocks = cut_at(blocks, stop.text)
         answer = Message(role="assistant", blocks=blocks)
         assert sampled.finish != "abort" and len(sampled.ids) == len(sampled.logprobs)
         return CallRecord(

@@ -27,7 +27,7 @@ def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
         ({"tool_choice": {"type": "maybe"}}, "unknown type"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"n": 2}, "one call gives one answer"),
-        ({"stop_sequences": ["x"]}, "stop_sequences"),
+        ({"stop_sequences": ["x", " "]}, "stop_sequences: ' ' says nothing"),
         ({"max_tokens": 0}, "less than 1"),
         ({"messages": 5}, "messages"),
         ({"messages": []}, "first message"),

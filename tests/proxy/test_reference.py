@@ -53,6 +53,28 @@ async def cell(tmp_path: Path) -> AsyncIterator[tuple[Path, str]]:
         await process.wait()
 
 
+async def test_the_engine_stops_at_a_text(cell: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = cell
+    tokenizer = load_tokenizer(folder)
+    world = World(folder, tmp_path)
+    await world.bus.open_run()
+    joined = CellJoined(index=0, capacity=8, url=url, engine="reference", version=3, capabilities=[])
+    await world.say("rollout", "cell.joined", "cell-0", joined)
+    await world.place()
+    await world.start()
+    try:
+        answer = await world.ask(body_of("task", stop_sequences=list("abcdefghijklmnopqrst")))
+        (record,) = await world.records()
+        assert isinstance(record, CallRecord)
+        text = tokenizer.decode(record.output_ids)
+        assert text.endswith(answer["stop_sequence"]) and not set(text[:-1]) & set("abcdefghijklmnopqrst")
+        async with world.session.get(url + "/server_info") as response:
+            totals = (await response.json())["totals"]
+        assert totals["generated_tokens"] == len(record.output_ids)  # none was sampled in vain
+    finally:
+        await world.stop()
+
+
 async def test_whatever_is_sampled_is_recorded_and_continued(cell: tuple[Path, str], tmp_path: Path) -> None:
     folder, url = cell
     world = World(folder, tmp_path)

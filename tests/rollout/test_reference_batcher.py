@@ -11,7 +11,7 @@ import torch
 from schemas.errors import EngineError
 from services.rollout.reference.batcher import Batcher
 from services.rollout.reference.model import Qwen3, flatten
-from services.rollout.reference.request import Request, RequestRefused, Span
+from services.rollout.reference.request import Request, RequestRefused, Span, StopTexts
 
 MakeBatcher = Callable[..., Batcher]
 Answer = tuple[list[int], list[float]]
@@ -62,6 +62,20 @@ def test_a_stop_id_ends_the_answer_and_is_part_of_it(make_batcher: MakeBatcher) 
     request = ask(stop_ids=frozenset({stop}))
     [(output, logprobs)] = run(make_batcher(), request)
     assert output == free[: free.index(stop) + 1]
+    assert len(logprobs) == len(output)
+    assert request.answer(return_logprob=True)["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_stop_text_ends_the_answer_at_the_id_that_completes_it(make_batcher: MakeBatcher, length: int) -> None:
+    def text(ids: list[int]) -> str:
+        return "".join(chr(32 + token) for token in ids)
+
+    free = run(make_batcher(), ask())[0][0]
+    stop = text(free)[9 : 9 + length]
+    request = ask(stop_texts=StopTexts(["no such text", stop], text))
+    [(output, logprobs)] = run(make_batcher(), request)
+    assert text(output) == text(free)[: text(free).index(stop) + length]
     assert len(logprobs) == len(output)
     assert request.answer(return_logprob=True)["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
 

@@ -155,6 +155,8 @@ async def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine) -> Non
         (sampling(top_p=0.9), "top_p is 0.9, only 1.0 is possible"),
         (sampling(top_k=5), "top_k"),
         (sampling(n=2), "n is 2"),
+        (sampling(stop=["x"]), "stop needs no_stop_trim"),
+        (sampling(stop="x", no_stop_trim=True), "there is no tokenizer"),
         (sampling(temperature=-1.0), "temperature"),
         (sampling(max_new_tokens=0), "max_new_tokens"),
         (sampling(max_new_tokens=9000), "Requested token count exceeds the model's maximum context length of 8192"),

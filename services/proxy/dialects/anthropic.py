@@ -27,7 +27,17 @@ from services.proxy.conversation import (
     normalise,
 )
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
-from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode_object, field, numbers, reminder, shown
+from services.proxy.dialects.wire import (
+    NO_GRAMMAR,
+    compact,
+    convert,
+    decode_object,
+    field,
+    numbers,
+    reminder,
+    shown,
+    stops,
+)
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
 
@@ -95,6 +105,7 @@ def parse(data: bytes, headers: Mapping[str, str]) -> Request:
         stream=body.stream,
         max_tokens=body.max_tokens,
         asked=numbers(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_tokens=body.max_tokens),
+        stop=stops(body.stop_sequences, "stop_sequences"),
         calls_allowed=(body.tool_choice or {}).get("type") != "none",
     )
 
@@ -111,8 +122,6 @@ def _check(body: _Body) -> None:
         raise Refused(400, f"logit_bias: not supported: {NO_GRAMMAR}")
     if body.n is not None and body.n != 1:
         raise Refused(400, f"n: {body.n} answers were asked for, one call gives one answer")
-    if body.stop_sequences:
-        raise Refused(400, "stop_sequences: not supported: an answer ends where the policy ends its turn")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise Refused(400, f"max_tokens: {body.max_tokens} is less than 1")
 
@@ -194,6 +203,8 @@ def stop_reason(answer: Answer) -> str:
     """Why the answer ends, in the words of the API."""
     if answer.finish == "length":
         return "max_tokens"
+    if answer.stop_sequence is not None:
+        return "stop_sequence"
     return "tool_use" if answer.calls else "end_turn"
 
 
@@ -209,6 +220,7 @@ def message(answer: Answer) -> dict[str, Any]:
         **_envelope(answer.asked),
         "content": content(answer),
         "stop_reason": stop_reason(answer),
+        "stop_sequence": answer.stop_sequence,
         "usage": _usage(answer.prompt_tokens, answer.output_tokens),
     }
 
@@ -239,7 +251,7 @@ def _rest(answer: Answer) -> Iterator[bytes]:
     yield _event(
         {
             "type": "message_delta",
-            "delta": {"stop_reason": stop_reason(answer), "stop_sequence": None},
+            "delta": {"stop_reason": stop_reason(answer), "stop_sequence": answer.stop_sequence},
             "usage": _usage(answer.prompt_tokens, answer.output_tokens),
         }
     )

@@ -24,7 +24,7 @@ from services.proxy.dialects.openai import (
     texts_of,
     wire_id,
 )
-from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode_object, field, numbers
+from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode_object, field, numbers, stops
 from services.proxy.refusal import Refused
 
 NAME = "chat completions"
@@ -89,6 +89,7 @@ def parse(data: bytes, headers: Mapping[str, str]) -> Request:
             seed=body.seed,
             max_tokens=most,
         ),
+        stop=stops([body.stop] if isinstance(body.stop, str) else body.stop, "stop"),
         calls_allowed=body.tool_choice != "none",
         wire=Wire(usage=bool((body.stream_options or {}).get("include_usage"))),
     )
@@ -111,8 +112,6 @@ def _check(body: _Body) -> None:
         raise Refused(400, f"n: {body.n} answers were asked for, one call gives one answer")
     if body.modalities not in (None, [], ["text"]):
         raise Refused(400, f"modalities: {body.modalities} were asked for, the policy writes text")
-    if body.stop:
-        raise Refused(400, "stop: not supported: an answer ends where the policy ends its turn")
     for name in ("max_tokens", "max_completion_tokens"):
         most = getattr(body, name)
         if most is not None and most < 1:

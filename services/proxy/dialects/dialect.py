@@ -26,6 +26,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Its digest is the same for every repetition: ids on the wire come from it, so they are known before the answer."""
     blocks: list[Block]
     finish: Literal["stop", "length"]
+    stop_sequence: str | None = None
+    """The one of the request's that ended it."""
     prompt_tokens: int
     output_tokens: int
     created: int

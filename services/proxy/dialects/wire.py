@@ -69,6 +69,14 @@ def numbers(**values: float | None) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
+def stops(values: Sequence[str] | None, name: str) -> tuple[str, ...]:
+    """Stop sequences. Raises Refused for blanks: an answer's text has none at its ends, so nobody could see them cut."""
+    for value in values or ():
+        if not value.strip():
+            raise Refused(400, f"{name}: {value!r} says nothing; a stop sequence needs a character that is no blank")
+    return tuple(values or ())
+
+
 def reminder(texts: Sequence[str]) -> Message:
     """Instructions in the middle of a conversation. They stand where they are, marked as a reminder: moved to the front
     they would rewrite every prefix, and Qwen stops calling tools after a system turn in the middle."""

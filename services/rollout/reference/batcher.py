@@ -297,6 +297,9 @@ class Batcher:
             if token in request.stop_ids:
                 self._end(request, Finish(type="stop", matched=token))
                 finished.append(request)
+            elif request.stop_texts and (text := request.stop_texts.matched(request.tokens, request.sampled)):
+                self._end(request, Finish(type="stop", matched=text))
+                finished.append(request)
             elif request.sampled == request.max_new_tokens:
                 self._end(request, Finish(type="length", length=request.max_new_tokens))
                 finished.append(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -30,11 +30,25 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a generation ended, in SGLang's words; `type` is always present on the wire."""
 
     type: Literal["stop", "length", "abort"]
-    matched: int | None = None
-    """`stop`: the id that ended it, which is also the last output id."""
+    matched: int | str | None = None
+    """`stop`: the id that ended it, which is also the last output id, or the text that this id completed."""
     length: int | None = None
     message: str | None = None
     status_code: int | None = None
+
+
+class StopTexts:
+    """Texts that end an answer, for an engine that otherwise sees ids only."""
+
+    def __init__(self, texts: Sequence[str], decode: Callable[[list[int]], str]) -> None:
+        self._texts, self._decode = tuple(texts), decode
+        # Every token is at least a byte, so a text that the last one completes is in so many of them.
+        self._window = max(len(text.encode()) for text in texts)
+
+    def matched(self, tokens: Sequence[int], sampled: int) -> str | None:
+        """The text that the last of `sampled` output tokens completed."""
+        said = self._decode(list(tokens[-min(self._window, sampled) :]))
+        return next((text for text in self._texts if text in said), None)
 
 
 class Request:
@@ -52,6 +66,7 @@ class Request:
         max_new_tokens: int,
         temperature: float = 1.0,
         stop_ids: frozenset[int] = frozenset(),
+        stop_texts: StopTexts | None = None,
         seed: int | None = None,
     ) -> None:
         self.rid = rid
@@ -60,6 +75,7 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.stop_ids = stop_ids
+        self.stop_texts = stop_texts
         self.draws: npt.NDArray[np.float64] = uniforms(seed_of(rid) if seed is None else seed, max_new_tokens)
         self.logprobs: list[float] = []
         self.spans: list[Span] = []

@@ -9,16 +9,19 @@ and retracts what is running, so no token is conditioned on keys and values of o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 import torch
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from schemas.errors import ConfigError, EngineError, EnvironmentMissing, TransportError
+from services.mesh.chat import load_tokenizer
 from services.mesh.weights.layout import Qwen3Config, fingerprint, flat_size
 from services.mesh.weights.transport import Transport, open_transport
 from services.rollout.reference import wire
@@ -29,6 +32,8 @@ from services.rollout.reference.request import RequestRefused
 from services.rollout.reference.worker import Worker
 
 MAX_BODY = 64 << 20
+
+log = structlog.get_logger()
 
 
 class Server:
@@ -41,6 +46,7 @@ class Server:
         self._config = config
         self._model_path = model_path
         self._dtype = dtype
+        self._decode: Callable[[list[int]], str] | None = None
         self._transports: dict[str, Transport] = {}
         # One update at a time: a pull and the swap that follows belong together.
         self._updating = asyncio.Lock()
@@ -77,12 +83,22 @@ class Server:
 
     async def _generate(self, http: web.Request) -> web.Response:
         body = wire.decode(await http.read(), wire.GenerateBody)
-        request = await self._worker.generate(body.request(self._config.eos_token_ids))
+        decode = await self._text_of_ids() if body.stops else None
+        request = await self._worker.generate(body.request(self._config.eos_token_ids, decode))
         answer = request.answer(return_logprob=body.return_logprob)
         assert request.finish is not None
         if request.finish.status_code is not None:
             return _json({"error": {"message": request.finish.message}, **answer}, status=request.finish.status_code)
         return _json(answer)
+
+    async def _text_of_ids(self) -> Callable[[list[int]], str] | None:
+        """The tokenizer's, read when it is first needed: few requests stop at a text."""
+        if self._decode is None:
+            try:
+                self._decode = (await asyncio.to_thread(load_tokenizer, self._model_path)).decode
+            except ConfigError as error:
+                log.warning("no stop texts", what=str(error))
+        return self._decode
 
     async def _abort(self, http: web.Request) -> web.Response:
         body = wire.decode(await http.read(), wire.AbortBody)

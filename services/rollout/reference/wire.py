@@ -1,19 +1,21 @@
 """Bodies of the engine's HTTP face: SGLang's names, and a refusal for everything that the engine cannot honour.
 
 Unknown keys are an error that names the key. Known keys whose meaning the engine does not have are accepted only with
-the value that changes nothing; keys about text are accepted and have no effect, since the engine sees ids only.
+the value that changes nothing; keys about text are accepted and have no effect, since the engine sees ids only, but for
+`stop`, which is looked for with the tokenizer beside the model.
 """
 
 from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import msgspec
 
 from services.mesh.weights.transport import WeightAddress
-from services.rollout.reference.request import Request, RequestRefused
+from services.rollout.reference.request import Request, RequestRefused, StopTexts
 
 Body = TypeVar("Body")
 
@@ -24,6 +26,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_new_tokens: int = 128
     temperature: float = 1.0
     stop_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    """Needs `no_stop_trim`: ids stay as they were sampled, up to the one that completed a text."""
     sampling_seed: int | None = None
     ignore_eos: bool = False
     top_p: float = 1.0
@@ -45,9 +49,24 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logprob_start_len: int = -1
     stream: bool = False
 
-    def request(self, eos_ids: tuple[int, ...]) -> Request:
-        """The request to queue. Raises RequestRefused for values that the engine cannot honour."""
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end the answer."""
+        stop = self.sampling_params.stop
+        return [stop] if isinstance(stop, str) else stop or []
+
+    def request(self, eos_ids: tuple[int, ...], decode: Callable[[list[int]], str] | None = None) -> Request:
+        """The request to queue; `decode` gives the text of ids, for `stops`. Raises RequestRefused for values that the
+        engine cannot honour."""
         params = self.sampling_params
+        if self.stops and not params.no_stop_trim:
+            raise RequestRefused(
+                "sampling_params.stop needs no_stop_trim: ids and log-probabilities are never cut here"
+            )
+        if self.stops and decode is None:
+            raise RequestRefused("sampling_params.stop: there is no tokenizer beside the model, so no text is known")
+        if "" in self.stops:
+            raise RequestRefused("sampling_params.stop holds an empty text, which every answer holds")
         for name, value, neutral in (
             ("top_p", params.top_p, 1.0),
             ("top_k", params.top_k, -1),
@@ -78,6 +97,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             temperature=params.temperature,
             stop_ids=frozenset(params.stop_token_ids or ())
             | (frozenset() if params.ignore_eos else frozenset(eos_ids)),
+            stop_texts=StopTexts(self.stops, decode) if decode and self.stops else None,
             seed=params.sampling_seed,
         )
 
