@@ -19,7 +19,7 @@ from schemas.units import RowPlan
 from services.trajectories.core.admission import admit
 
 NAME = "admission"
-_KINDS = {
+KINDS = {
     "run.started",
     "group.dispatched",
     "execution.tree-frozen",
@@ -27,6 +27,7 @@ _KINDS = {
     "group.materialized",
     "group.discarded",
 }
+"""What is looked at."""
 
 
 class Draws(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +64,7 @@ class Admission:
         return f"<Admission [{self._same} of {self._recorded} rows]>"
 
     def see(self, event: Event) -> None:
-        if event.kind not in _KINDS:
+        if event.kind not in KINDS:
             return
         match event.data:
             case e.RunStarted() as data:

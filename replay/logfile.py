@@ -19,7 +19,8 @@ Reading streams: memory doesn't grow with the log. `replay.logwriter` writes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+import itertools
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,14 +30,15 @@ import zstandard
 from schemas.envelope import Envelope, Event
 from schemas.errors import GyreError, LogBroken
 from services.mesh.bus import Stored
-from services.mesh.codec import to_event
+from services.mesh.codec import KnownEnvelope, known_event, to_event
 
 FORMAT = "gyre-log"
 VERSION = 1
 _CHAIN_BYTES = 8
 NO_CHAIN = "0" * (2 * _CHAIN_BYTES)
 _LINE_LIMIT = 64 << 20
-_READ = 1 << 18
+_READ = 1 << 16
+"""Bytes of lines at a time: what is made of them stays in the processor's caches."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,16 @@ class _Bare(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
 
 
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """The same of a line whose event this version knows: nothing in it is decoded twice."""
+
+    seq: int
+    time_us: int
+    subject: str
+    data: KnownEnvelope
+    chain: str
+
+
 class BadLogFile(GyreError):
     """A log file is not what was exported, or no log file at all."""
 
@@ -102,6 +114,7 @@ class BadLogFile(GyreError):
 
 _lines = msgspec.json.Decoder(Line)
 _bare = msgspec.json.Decoder(_Bare)
+_known = msgspec.json.Decoder(_Known)
 _CHAIN_END = -len(b'"}')
 _CHAIN_AT = _CHAIN_END - 2 * _CHAIN_BYTES
 _manifests = msgspec.json.Decoder(Manifest)
@@ -123,8 +136,7 @@ class Log:
     def __iter__(self) -> Iterator[Event]:
         """Every event in order. Raises BadLogFile that names the first place where the file is damaged."""
         try:
-            for line in _checked(self.path, _bare):
-                yield to_event(line.data, seq=line.seq, time_us=line.time_us)
+            yield from _checked(self.path, _event, _known, _bare)
         except LogBroken as error:
             raise _bad(self.path, str(error)) from error
 
@@ -134,7 +146,7 @@ class Log:
 
     def data_of(self, seq: int) -> bytes:
         """What the event at this sequence says, as it was written: JSON. Empty when there is no such event."""
-        for line in _checked(self.path, _bare):
+        for line in _checked(self.path, lambda line: line, _bare):
             if line.seq == seq:
                 return bytes(line.data.data)
         return b""
@@ -147,17 +159,16 @@ def read(path: Path | str) -> Log:
 
 def read_manifest(path: Path) -> Manifest:
     """The first line. Raises BadLogFile when the file is something else."""
-    lines = _raw_lines(path)
+    blocks = _raw_blocks(path)
     try:
-        return _manifest(next(lines, b""), path)
+        return _manifest(next(blocks, [b""])[0], path)
     finally:
-        lines.close()
+        blocks.close()
 
 
 def read_messages(path: Path) -> Iterator[Stored]:
     """Every message in order. Raises BadLogFile that names the first place where the file is damaged."""
-    for line in _checked(path, _lines):
-        yield line.stored()
+    yield from _checked(path, Line.stored, _lines)
 
 
 def read_events(path: Path) -> list[Event]:
@@ -165,28 +176,68 @@ def read_events(path: Path) -> list[Event]:
     return list(Log(path))
 
 
-_L = TypeVar("_L", Line, _Bare)
+_T = TypeVar("_T")
 
 
-def _checked(path: Path, decoder: msgspec.json.Decoder[_L]) -> Iterator[_L]:
-    lines = _raw_lines(path)
-    manifest = _manifest(next(lines, b""), path)
-    last, previous, count = manifest.first_seq - 1, "", 0
-    for number, raw in enumerate(lines, start=2):
-        try:
-            line = decoder.decode(raw)
-        except msgspec.DecodeError as error:
-            raise _bad(path, f"line {number} (after sequence {last}) is no message: {error}") from None
-        if line.seq != last + 1:
-            what = "is missing" if line.seq > last + 1 else "is out of order"
-            raise _bad(path, f"line {number}: sequence {last + 1} {what}; {_name(line)} is there")
-        previous = chain(previous, raw)
-        if line.chain != previous:
-            raise _bad(path, f"line {number}: {_name(line)} was altered after the export")
-        last, count = line.seq, count + 1
-        yield line
+def _checked(
+    path: Path,
+    take: Callable[[Any], _T],
+    decoder: msgspec.json.Decoder[Any],
+    otherwise: msgspec.json.Decoder[Any] | None = None,
+) -> Iterator[_T]:
+    """What is taken of each line, or of what `otherwise` makes of lines that the decoder refuses. What lies before damage
+    comes before it is told."""
+    blocks = _raw_blocks(path)
+    head = next(blocks, [b""])
+    manifest = _manifest(head[0], path)
+    first, previous = manifest.first_seq, ""
+    last = first - 1
+    for lines in itertools.chain([head[1:]], blocks):
+        decoded, error = _decoded(lines, decoder, otherwise)
+        began, damage = last, ""
+        for raw, line in zip(lines, decoded, strict=False):
+            if line.seq != last + 1:
+                what = "is missing" if line.seq > last + 1 else "is out of order"
+                damage = f": sequence {last + 1} {what}; {_name(line)} is there"
+                break
+            previous = chain(previous, raw)
+            if line.chain != previous:
+                damage = f": {_name(line)} was altered after the export"
+                break
+            last += 1
+        else:
+            if error is not None:
+                damage = f" (after sequence {last}) is no message: {error}"
+        yield from map(take, decoded[: last - began])
+        if damage:
+            raise _bad(path, f"line {last - first + 3}{damage}")
+    count = last - first + 1
     if count != manifest.messages or previous != manifest.digest:
         raise _bad(path, f"ends after sequence {last}, {count} of {manifest.messages} messages are there")
+
+
+def _decoded(
+    lines: list[bytes], decoder: msgspec.json.Decoder[Any], otherwise: msgspec.json.Decoder[Any] | None
+) -> tuple[list[Any], msgspec.DecodeError | None]:
+    """The lines up to the first that is no message, and why that is none."""
+    decoded: list[Any] = []
+    while len(decoded) < len(lines):
+        try:
+            decoded.extend(map(decoder.decode, lines[len(decoded) :]))
+        except msgspec.DecodeError as error:
+            if otherwise is None:
+                return decoded, error
+            try:
+                decoded.append(otherwise.decode(lines[len(decoded)]))
+            except msgspec.DecodeError as again:
+                return decoded, again
+    return decoded, None
+
+
+def _event(line: _Known | _Bare) -> Event:
+    if isinstance(line, _Bare):
+        return to_event(line.data, seq=line.seq, time_us=line.time_us)
+    return known_event(line.data, seq=line.seq, time_us=line.time_us)
 
 
 def with_chain(raw: bytes, digest: str) -> bytes:
@@ -202,15 +253,18 @@ def chain(previous: str, raw: bytes) -> str:
     return digest.hexdigest()
 
 
-def _raw_lines(path: Path) -> Generator[bytes]:
+def _raw_blocks(path: Path) -> Generator[list[bytes]]:
+    """The lines, as many at a time as are read at once."""
     rest = b""
     try:
         with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as data:
             while block := data.read(_READ):
-                *whole, rest = (rest + block).split(b"\n")
-                yield from whole
+                lines = (rest + block).split(b"\n")
+                rest = lines.pop()
                 if len(rest) > _LINE_LIMIT:
                     raise _bad(path, "a line is longer than any event")
+                if lines:
+                    yield lines
     except FileNotFoundError:
         raise BadLogFile("no such file", where=str(path), remedy="make one with `gyre export RUN -o FILE`") from None
     except OSError as error:
@@ -218,7 +272,7 @@ def _raw_lines(path: Path) -> Generator[bytes]:
     except zstandard.ZstdError as error:
         raise _bad(path, f"is no zstd file, or damaged: {error}") from error
     if rest:
-        yield rest
+        yield [rest]
 
 
 def _manifest(line: bytes, path: Path) -> Manifest:
@@ -231,7 +285,7 @@ def _manifest(line: bytes, path: Path) -> Manifest:
     return manifest
 
 
-def _name(line: Line | _Bare) -> str:
+def _name(line: Line | _Bare | _Known) -> str:
     # subject: gyre.{run}.{owner}.{entity}.{id}.{verb}, and the id may hold a dot.
     parts = line.subject.split(".")
     if len(parts) < 6:

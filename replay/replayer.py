@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from replay.admission import KINDS as ADMITTING
 from replay.admission import Admission, Draws
 from replay.causes import Codes, by_schema
 from replay.divergence import Divergence
@@ -37,7 +38,10 @@ DECIDERS = {
     "packer": "services.packer.core.packing:Packer",
 }
 """Where the decider of each deciding service is."""
-_CHUNK = 512
+_CODES = {"run.started", "run.continued"}
+"""Kinds that tell which code recorded what follows."""
+_BLOCK = 4096
+"""Events that are fed at a time: deciders stay in the processor's caches."""
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,7 @@ class Replay:
         known = snapshots or {}
         self.shadows = {each.name: Shadow(each, snapshot=known.get(each.name)) for each in deciders}
         self._admission = Admission() if "trajectories" in self.shadows and not known else None
+        self._seen = _CODES if self._admission is None else _CODES | ADMITTING
         self._events = 0
         self._code = code
         self._recorded_by: list[str] = []
@@ -94,14 +99,13 @@ class Replay:
 
     def feed(self, events: Sequence[Event]) -> None:
         """The next events of LOG. Faster for some hundreds at a time than for one."""
-        begin = 0
+        begin, seen = 0, self._seen
         for index, event in enumerate(events):
-            if event.owner == "operator" and event.kind in ("run.started", "run.continued"):
-                self._feed(events[begin:index])
+            if event.kind in seen:
+                if event.kind in _CODES:
+                    self._feed(events[begin:index])
+                    begin = index
                 self._see(event)
-                begin = index
-            elif self._admission is not None:
-                self._admission.see(event)
         self._feed(events[begin:] if begin else events)
 
     def _feed(self, events: Sequence[Event]) -> None:
@@ -174,9 +178,8 @@ class Replayer:
     def replay(self, log: Iterable[Event]) -> ReplayResult:
         """The whole log. Raises BadLogFile when it comes from a file that is damaged."""
         replay = self.begin()
-        events = iter(log)
-        while chunk := list(islice(events, _CHUNK)):
-            replay.feed(chunk)
+        for block in _blocks(log):
+            replay.feed(block)
         for _ in replay.end():
             pass
         result = replay.result()
@@ -192,6 +195,12 @@ def load_deciders(names: Iterable[str] = DECIDERS) -> list[Decider[Any]]:
         module, _, cls = DECIDERS[name].partition(":")
         found.append(getattr(importlib.import_module(module), cls)())
     return found
+
+
+def _blocks(log: Iterable[Event]) -> Iterator[list[Event]]:
+    events = iter(log)
+    while block := list(islice(events, _BLOCK)):
+        yield block
 
 
 def _with_schema(result: ReplayResult, log: Log) -> ReplayResult:

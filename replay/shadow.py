@@ -14,7 +14,7 @@ inputs since the last mark, a snapshot from which the state before any of them c
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -67,7 +67,7 @@ class Shadow(Generic[S]):
         self._open: Opened | None = None
         self._last: Opened | Event | None = None
         self._inputs = self._recorded = self._same = self._unrecorded = self._found = 0
-        self._kinds: dict[str, Count] = {}
+        self._kinds: defaultdict[str, Count] = defaultdict(Count)
         self._since: list[tuple[Event, Sequence[Event]]] = []
         self._set_mark()
 
@@ -84,7 +84,7 @@ class Shadow(Generic[S]):
         if event.owner == self._name and event.kind in self._decisions:
             if 0 < event.causation <= self._begin_after:
                 return False
-            self._kinds.setdefault(event.kind, Count()).recorded += 1
+            self._kinds[event.kind].recorded += 1
             self._recorded += 1
             self._answer = event
             return True
@@ -96,11 +96,17 @@ class Shadow(Generic[S]):
         """Takes the events and goes on as far as the log is known."""
         name, decisions, begin_after, take = self._name, self._decisions, self._begin_after, self._waiting.append
         for event in events:
-            if event.owner == name and event.kind in decisions:
-                if self.wants(event):
+            if event.owner != name or event.kind not in decisions:
+                if event.seq > begin_after:
+                    take(event)
+            elif self.wants(event):
+                opened = self._open
+                if opened is not None and opened.event.seq == event.causation:
+                    # Most often: one more decision on the input in hand.
+                    self._answer = None
+                    self._compare(event)
+                else:
                     self.advance()
-            elif event.seq > begin_after:
-                take(event)
         if self.stopped:
             self._waiting.clear()
         elif len(self._waiting) > self._window:
@@ -173,7 +179,7 @@ class Shadow(Generic[S]):
         driver: Driver[S] = Driver(self.driver.decider)
         driver.restore(self._mark)
         for event, recorded in self._since:
-            driver.feed_recorded(event, [as_decision(each) for each in recorded])
+            driver.feed_recorded(event, recorded)
         return driver
 
     def _goes_by(self, opened: Opened) -> bool:
@@ -191,8 +197,7 @@ class Shadow(Generic[S]):
             most -= 1
             try:
                 at = arrive(event)
-                # All that is decided is asked for only at the end of the log; before, it is bounded by what was recorded.
-                computed: Iterator[Decision] = driver.decide(at) if self._over else iter(decide(state, at))
+                computed: Iterator[Decision] = iter(decide(state, at))
                 first = next(computed, None)
             except Exception as error:  # as below
                 self._inputs += 1
@@ -200,7 +205,7 @@ class Shadow(Generic[S]):
                 break
             if first is not None:
                 self._inputs += 1
-                self._open = Opened(event, at=at, ahead=first, computed=computed)
+                self._open = Opened(event, at, computed, first)
                 break
             since.append((event, ()))
             self._last = event
@@ -216,7 +221,7 @@ class Shadow(Generic[S]):
         except Exception as error:  # whatever a decider makes of a log that it would never have written
             self._stop(Opened(event), error)
             return
-        self._open = Opened(event, at=at, computed=self.driver.decide(at))
+        self._open = Opened(event, at, iter(self.driver.decider.decide(self.driver.state, at)))
 
     def _compare(self, event: Event) -> None:
         """The next recorded decision of the input in hand."""
@@ -233,7 +238,7 @@ class Shadow(Generic[S]):
                 else:
                     opened.divergence = self._part(opened, event, actual)
             opened.recorded.append(event)
-            self.driver.apply(as_decision(event), opened.at)
+            self.driver.apply(event, opened.at)
         except Exception as error:  # as above
             self._stop(opened, error)
 
@@ -242,7 +247,9 @@ class Shadow(Generic[S]):
         try:
             if opened.divergence is None:
                 if self._over:
+                    # Before the end, what is asked for is bounded by what was recorded.
                     while (beyond := opened.next()) is not None:
+                        self.driver.bound(len(opened.beyond), beyond, opened.at)
                         self.driver.apply(beyond, opened.at)
                         opened.beyond.append(beyond)
                         self._unrecorded += 1

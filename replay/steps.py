@@ -65,6 +65,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver.snapshot()
 
 
+_NOTHING: Iterator[Decision] = iter(())
+
+
 class Opened:
     """An input in hand: from its arrival until everything that was recorded on it is known."""
 
@@ -73,16 +76,15 @@ class Opened:
     def __init__(
         self,
         event: Event,
-        *,
         at: Event | None = None,
-        computed: Iterator[Decision] | None = None,
+        computed: Iterator[Decision] = _NOTHING,
         ahead: Decision | None = None,
     ) -> None:
         self.event, self.at = event, at or event
         self.recorded: list[Event] = []
         self.beyond: list[Decision] = []
         self.divergence: Divergence | None = None
-        self._computed, self._ahead = computed or iter(()), ahead
+        self._computed, self._ahead = computed, ahead
 
     def __repr__(self) -> str:
         return f"<Opened {self.event.seq} [{len(self.recorded)} recorded]>"
@@ -94,5 +96,8 @@ class Opened:
         return self._ahead
 
     def next(self) -> Decision | None:
-        found, self._ahead = self.peek(), None
+        found = self._ahead
+        if found is None:
+            return next(self._computed, None)
+        self._ahead = None
         return found

@@ -84,12 +84,12 @@ class Driver(Generic[S]):
         decisions: list[Decision] = []
         # A loop of its own: with `decide` between, an input costs a twentieth more.
         for decision in self.decider.decide(self.state, at):
-            self._bound(len(decisions), decision, at)
+            self.bound(len(decisions), decision, at)
             self.apply(decision, at)
             decisions.append(decision)
         return decisions
 
-    def feed_recorded(self, event: Event, recorded: Sequence[Decision]) -> None:
+    def feed_recorded(self, event: Event, recorded: Sequence[Decision | Event]) -> None:
         """Apply an input and the decisions that the log holds for it, without deciding."""
         at = self.arrive(event)
         for decision in recorded:
@@ -163,10 +163,11 @@ class Driver(Generic[S]):
     def decide(self, at: Event) -> Iterator[Decision]:
         """What is decided on an input that arrived, lazily: each decision is applied before the next is asked for."""
         for taken, decision in enumerate(self.decider.decide(self.state, at)):
-            self._bound(taken, decision, at)
+            self.bound(taken, decision, at)
             yield decision
 
-    def _bound(self, taken: int, decision: Decision, at: Event) -> None:
+    def bound(self, taken: int, decision: Decision, at: Event) -> None:
+        """Raises DeciderError when `decision`, after as many as were taken on the input, is one too many."""
         if taken == self._decision_limit:
             raise DeciderError(
                 f"{self.decider.name} takes more than {self._decision_limit} decisions for one input, "
@@ -175,8 +176,8 @@ class Driver(Generic[S]):
                 remedy="it goes in a circle: look at what evolve makes of this kind",
             )
 
-    def apply(self, decision: Decision, cause: Event) -> None:
-        """Apply a decision on the input `cause`, as `arrive` returned it."""
+    def apply(self, decision: Decision | Event, cause: Event) -> None:
+        """Apply a decision, as it was taken or as it was recorded, on the input `cause`, as `arrive` returned it."""
         self.decider.evolve(
             self.state,
             Event(

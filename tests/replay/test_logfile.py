@@ -7,13 +7,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 
-from replay.logfile import BadLogFile, read_events, read_manifest, read_messages
+from replay.logfile import BadLogFile, read, read_events, read_manifest, read_messages
 from replay.logwriter import LogWriter, export
 from schemas.errors import GyreError, LogBroken
 from services.mesh.bus import Stored
+from services.mesh.codec import decode
 from tests.replay.recorded import recorded, stored, write
 
 EVENTS = recorded(steps=2)
@@ -138,3 +140,36 @@ async def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(GyreError, match="No space left") as caught:
         await export(messages(), tmp_path / "run.gyre")
     assert caught.value.remedy and not [*tmp_path.iterdir()]
+
+
+def test_what_this_version_does_not_know_stays_raw(tmp_path: Path) -> None:
+    """Between events that are known: a kind to come, and a version to come of a kind that is there."""
+    messages = [stored(each) for each in EVENTS[:4]]
+    strange = [
+        (b'"kind":"burst.opened"', b'"kind":"burst.praised"'),
+        (b'"v":1', b'"v":9'),
+    ]
+    for at, (was, now) in enumerate(strange, start=1):
+        assert was in messages[at].data
+        messages[at] = msgspec.structs.replace(messages[at], data=messages[at].data.replace(was, now))
+    with LogWriter(tmp_path / "run.gyre") as writer:
+        for each in messages:
+            writer.add(each)
+        writer.finish()
+    events = read_events(tmp_path / "run.gyre")
+    assert events == [decode(each) for each in messages]
+    assert [isinstance(each.data, msgspec.Raw) for each in events] == [False, True, True, False]
+
+
+def test_data_that_is_not_its_kinds_is_named_after_what_lies_before_it(tmp_path: Path) -> None:
+    messages = [stored(each) for each in EVENTS[:4]]
+    broken = messages[2].data.replace(b'"data":{', b'"data":{"reason":7,"version":"x",')
+    messages[2] = msgspec.structs.replace(messages[2], data=broken)
+    with LogWriter(tmp_path / "run.gyre") as writer:
+        for each in messages:
+            writer.add(each)
+        writer.finish()
+    events = iter(read(tmp_path / "run.gyre"))
+    assert [next(events), next(events)] == EVENTS[:2]
+    with pytest.raises(BadLogFile, match="sequence 3"):
+        next(events)
