@@ -59,8 +59,10 @@ def scenarios_bench(names: Sequence[str], *, seed: int, folder: Path | None, jso
 def _bench(names: Sequence[str], seed: int, folder: Path, *, json: bool) -> int:
     runs = []
     for name in names:
-        print(f"{name} ...", file=sys.stderr, flush=True)  # noqa: T201  progress, beside the answer
-        runs.append(play(name, seed, folder / f"{find(name).stem}.gyre"))
+        played = play(name, seed, folder / f"{find(name).stem}.gyre")
+        runs.append(played)
+        told = f"{name}: {played.hours:.2f} h, {played.events} events, replayed in {played.replay_s:.1f} s"
+        print(told, file=sys.stderr, flush=True)  # noqa: T201  progress, beside the answer
     differ = sum(not each.ok for each in runs)
     events, seconds = sum(each.events for each in runs), sum(each.replay_s for each in runs)
     longest = max(runs, key=lambda each: each.hours)
@@ -81,7 +83,7 @@ def _bench(names: Sequence[str], seed: int, folder: Path, *, json: bool) -> int:
         said = {"name": "scenarios", "figures": figures, "targets": targets, "runs": runs, "ok": ok}
         say_json({**said, "machine": machine()})
         return 0 if ok else 1
-    for line in told(runs):
+    for line in _table(runs):
         say(line)
     say(f"{len(runs)} scenarios, {differ} differ; {events} events replayed in {seconds:.1f} s")
     say("ok" if ok else f"missed: {', '.join(f'{name} {bound}' for name, bound in targets.items())}")
@@ -115,8 +117,7 @@ def play(name: str, seed: int, path: Path) -> Played:
     )
 
 
-def told(runs: Sequence[Played]) -> list[str]:
-    """The table of what was played."""
+def _table(runs: Sequence[Played]) -> list[str]:
     head = ("scenario", "strategy", "hours", "events", "simulated in s", "replayed in s", "decisions", "the same")
     rows = [
         (
