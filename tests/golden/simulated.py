@@ -19,7 +19,7 @@ from services.cli.output import say
 
 KEPT = Path(__file__).parent
 README = KEPT / "README.md"
-TABLE = "| log | events |"
+TABLE = "| log |"
 """Where the table begins, the last thing in the README."""
 SIMULATED = KEPT / "simulated"
 SCENARIOS = sorted(path.stem for path in FOLDER.rglob("*.toml"))
@@ -50,13 +50,16 @@ def make(name: str) -> Manifest:
 
 def table() -> str:
     """Of all logs that are kept, as the README has it."""
-    lines = ["| log | events | bytes | digest |", "| --- | --- | --- | --- |"]
+    lines = ["| log | strategy | flags | events | bytes | digest |", "| --- | --- | --- | --- | --- | --- |"]
     total = 0
     for path in sorted(KEPT.rglob("*.gyre")):
-        manifest, size = read(path).manifest, path.stat().st_size
+        log, size = read(path), path.stat().st_size
         total += size
-        lines.append(f"| `{path.relative_to(KEPT)}` | {manifest.messages} | {size} | `{manifest.digest}` |")
-    return "\n".join([*lines, f"| together | | {total} | |"]) + "\n"
+        # The first logs' manifests lack the configuration.
+        strategy, flags = next(iter(log)).data.config.scheduler.strategy, ", ".join(log.manifest.flags)
+        name = path.relative_to(KEPT)
+        lines.append(f"| `{name}` | {strategy} | {flags} | {len(log)} | {size} | `{log.manifest.digest}` |")
+    return "\n".join([*lines, f"| together | | | | {total} | |"]) + "\n"
 
 
 def main(*, anew: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,11 @@ def test_a_recorded_log_replays_without_a_difference_from_anywhere(path: Path) -
 def test_every_law_holds_on_a_recorded_log(path: Path) -> None:
     report = check(read(path))
     assert report.ok, report.violations[0]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=name_of)
+def test_nothing_of_a_machine_is_in_a_recorded_log(path: Path) -> None:
+    text = b"\n".join(each.data for each in read(path).messages()).decode()
+    assert not re.findall(r'"/[^"]*', text), "an absolute path"
+    assert not re.findall(r"e-\d{6}\.\d{2}~\d+~", text), "a token of an execution"
+    assert set(re.findall(r"[a-z]+://([^:/\"]+)", text)) <= {"127.0.0.1"}
