@@ -67,9 +67,7 @@ def encoder(tokenizer: ChatTokenizer) -> Encoder:
     return Encoder(tokenizer, make_renderer(tokenizer))
 
 
-def configured(
-    policy: Path, *, eval: dict[str, Any] | None = None, context_length: int = 4096, **proxy: Any
-) -> Config:
+def configured(policy: Path, *, eval: dict[str, Any] | None = None, context_length: int = 4096, **proxy: Any) -> Config:
     tree = {
         "name": "proxy",
         "steps": 21,

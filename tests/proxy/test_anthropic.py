@@ -26,6 +26,7 @@ def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
         ({"tool_choice": {"type": "tool", "name": "bash"}}, "forces a call"),
         ({"tool_choice": {"type": "maybe"}}, "unknown type"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"output_format": {"type": "json_schema"}}, "output_config.format: only text"),
         ({"n": 2}, "one call gives one answer"),
         ({"stop_sequences": ["x", " "]}, "stop_sequences: ' ' says nothing"),
         ({"max_tokens": 0}, "less than 1"),

@@ -72,6 +72,8 @@ class _Body(msgspec.Struct, frozen=True):
     stop_sequences: list[str] | None = None
     logit_bias: Any = None
     n: int | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: Any = None
 
 
 def parse(data: bytes, headers: Mapping[str, str]) -> Request:
@@ -122,6 +124,8 @@ def _check(body: _Body) -> None:
         raise Refused(400, f"logit_bias: not supported: {NO_GRAMMAR}")
     if body.n is not None and body.n != 1:
         raise Refused(400, f"n: {body.n} answers were asked for, one call gives one answer")
+    if body.output_format or (body.output_config or {}).get("format"):
+        raise Refused(400, f"output_config.format: only text: {NO_GRAMMAR}")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise Refused(400, f"max_tokens: {body.max_tokens} is less than 1")
 
