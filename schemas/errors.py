@@ -44,6 +44,10 @@ class BusError(GyreError):
     """The event bus refused or lost something."""
 
 
+class BlobDamaged(BusError):
+    """What the object store holds under a name is not what was written there."""
+
+
 class Conflict(BusError):
     """An expected-sequence publish lost: somebody else published first. Nothing was stored."""
 
@@ -56,6 +60,10 @@ class Fenced(BusError):
 
 class LogBroken(BusError):
     """The log as read is not what was written: a gap, a reordering or an undecodable event."""
+
+
+class SnapshotUnreadable(GyreError):
+    """Bytes are no snapshot of this decider's state, as another version of it may have written them."""
 
 
 class DeciderError(GyreError):

@@ -149,10 +149,24 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         return p.DamagedCheckpoint(
             pin=at,
             behind=rng.choice([0, 0, 0, 1]),
-            how=rng.choice(["garbled", "gone"]),
+            how=rng.choice(["garbled", "gone", "swapped"]),
             seconds=_seconds(rng, 1.0, 3600.0),
             down_s=_seconds(rng, 0.05, 10.0),
         )
+
+    def damaged_snapshot(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        how = rng.choice(["garbled", "gone", "unreadable", "old", "old"])
+        return p.DamagedSnapshot(
+            pin=pin,
+            service=rng.choice(list(DECIDERS)),
+            how=how,  # type: ignore[arg-type]
+            seconds=_seconds(rng, 1.0, _LONGEST_S),
+            down_s=_seconds(rng, 0.05, 60.0),
+        )
+
+    def host_disk_full(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        where = rng.choice(["checkpoints", "harness"])
+        return p.HostDiskFull(pin=pin, where=where, seconds=_seconds(rng, 1.0, 1800.0))  # type: ignore[arg-type]
 
     def host_lost(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.HostLost(pin=pin, host=rng.choice([*cells, "harness"]), down_s=_seconds(rng, 1.0, 3600.0))
@@ -226,6 +240,8 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         (hung, 1.0),
         (host_lost, 0.7),
         (damaged_checkpoint, 0.8),
+        (damaged_snapshot, 0.8),
+        (host_disk_full, 0.5),
         (doubt, 3.0),
         (delivery, 2.0),
         (disconnected, 1.0),

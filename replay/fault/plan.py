@@ -84,14 +84,32 @@ class HostLost(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="host-l
 
 
 class DamagedCheckpoint(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="damaged-checkpoint"):
-    """The core dies, and a checkpoint is garbled or gone when it starts again. Somebody puts a copy back after `seconds`,
-    where nothing newer lies there by then."""
+    """The core dies, and a checkpoint is garbled, gone, or swapped for another of its version when it starts again.
+    Somebody puts a copy back after `seconds`, where nothing newer lies there by then."""
 
     behind: int = 0
     """0: the newest; 1: the one before, and so on."""
-    how: Literal["garbled", "gone"] = "garbled"
+    how: Literal["garbled", "gone", "swapped"] = "garbled"
     seconds: float = 600.0
     down_s: float = 1.0
+
+
+class DamagedSnapshot(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="damaged-snapshot"):
+    """A service that decides dies, and its snapshot is garbled, gone, one that it cannot read, or an old one when it starts
+    again."""
+
+    service: str
+    how: Literal["garbled", "gone", "unreadable", "old"] = "garbled"
+    seconds: float = 600.0
+    """Of an old one: how long after it was copied the service dies."""
+    down_s: float = 1.0
+
+
+class HostDiskFull(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="host-disk-full"):
+    """Nothing can be written where checkpoints lie, or on the host of the harness, for `seconds`."""
+
+    where: Literal["checkpoints", "harness"]
+    seconds: float = 60.0
 
 
 class Doubt(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="doubt"):
@@ -189,6 +207,8 @@ AnyFault = (
     | Hung
     | HostLost
     | DamagedCheckpoint
+    | DamagedSnapshot
+    | HostDiskFull
     | Doubt
     | Delivery
     | Disconnected

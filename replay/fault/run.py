@@ -28,6 +28,7 @@ from replay.virtual.loop import Livelock, Standstill, Unhandled, VirtualLoop
 from replay.worlds.training import wrong_steps
 from schemas import streams
 from schemas.envelope import Envelope, Event
+from schemas.events import CellLost
 from services.mesh.bus import Stored
 from services.mesh.codec import decode, encode_data
 
@@ -101,11 +102,13 @@ def digest_of(log: list[Stored]) -> str:
 def _check(mesh: Mesh, log: list[Stored]) -> list[Violation]:
     """Every invariant over LOG, RECORDS, calls and rows, and what the worlds saw."""
     events = [decode(stored) for stored in log]
-    evidence = evidence_of(mesh, events, complete=not mesh.violations)
+    complete = not mesh.violations
+    evidence = evidence_of(mesh, events, complete=complete)
     violations = list(check(events, only=_LOOKED_AT, evidence=evidence).violations)
     seen = [("world", what) for what in mesh.world.violations]
     seen += [("training", what) for what in wrong_steps(events, mesh.world.steps)]
     seen += [("read-only", what) for what in _changed(events, log)]
+    seen += [("lives-on", what) for what in (_living_on(events) if complete else ())]
     violations += [Violation(invariant=name, seq=0, entity=RUN, what=what) for name, what in seen]
     return violations
 
@@ -116,6 +119,19 @@ def _changed(events: list[Event], log: list[Stored]) -> Iterator[str]:
         data = msgspec.json.decode(stored.data, type=Envelope).data
         if encode_data(event.data) != bytes(data):
             yield f"somebody changed {event.kind} at {event.seq} in his hands"
+
+
+def _living_on(events: list[Event]) -> Iterator[str]:
+    """Who was taken for lost makes room for another, else its cell is out for good; at the end everybody was there."""
+    newest: dict[str, int] = {}
+    for event in events:
+        if event.kind == "service.joined":
+            newest[event.entity] = event.seq
+    for event in events:
+        if isinstance(event.data, CellLost):
+            name = f"{event.data.service}-{event.entity}"
+            if newest.get(name, 0) <= event.data.process:
+                yield f"{name} was taken for lost at {event.seq}, and no other process of it joined"
 
 
 @contextmanager

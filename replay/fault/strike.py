@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import singledispatchmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +15,8 @@ from replay.fault import plan as p
 from replay.fault.mesh import Member, Mesh
 from replay.fault.setting import RUN
 from replay.virtual.network import USUAL, Fate
+from replay.worlds.disk import DAMAGED
+from replay.worlds.training import swapped
 from replay.worlds.world import CHECKPOINTS
 from schemas import streams
 from schemas.envelope import Event
@@ -26,6 +29,10 @@ from services.trainer.batch_view import CORE
 
 F = TypeVar("F")
 
+_BECOMES: dict[str, Callable[[Any], Any] | None] = {"garbled": lambda _: DAMAGED, "gone": None, "swapped": swapped}
+"""What becomes of what lies in a checkpoint."""
+_UNREADABLE = (hashlib.sha256(b"another code's").hexdigest(), b"another code's")
+"""A blob: whole, and no snapshot."""
 REMOUNT_S = 1.0
 """How long the event bus is away when it is started again with room on its disk."""
 
@@ -128,8 +135,43 @@ class Striker:
             return
         self.note(place)
         folder = saved[-1 - fault.behind]
-        if disk.damage(folder, gone=fault.how == "gone"):
+        if disk.damage(folder, _BECOMES[fault.how]):
             self.later(fault.seconds, lambda: disk.mend(folder))
+
+    @_strike.register
+    def _damaged_snapshot(self, fault: p.DamagedSnapshot, place: int) -> None:
+        member, name = self._member(fault.service), streams.snapshot_blob(fault.service)
+        blobs = self._mesh.broker.bucket(streams.blob_bucket(RUN))
+        known = blobs.get(name)
+
+        def damage(now: tuple[str, bytes] | None) -> None:
+            if known is None or not member.kill(down_s=fault.down_s):
+                return
+            self.note(place)
+            if now is None:
+                del blobs[name]
+            else:
+                blobs[name] = now
+
+        if fault.how == "old":
+            self.later(fault.seconds, lambda: damage(known))
+        elif known is not None:
+            digest, data = known
+            damage({"garbled": (digest, data[::-1]), "gone": None, "unreadable": _UNREADABLE}[fault.how])
+
+    @_strike.register
+    def _host_disk_full(self, fault: p.HostDiskFull, place: int) -> None:
+        disk = self._mesh.world.disks[CHECKPOINTS if fault.where == "checkpoints" else ""]
+        if disk.full:
+            return
+        self.note(place)
+        disk.full = True
+
+        def free() -> None:
+            disk.full = False
+            self._mesh.stir()
+
+        self.later(fault.seconds, free)
 
     @_strike.register
     def _host_lost(self, fault: p.HostLost, place: int) -> None:

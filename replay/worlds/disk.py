@@ -1,11 +1,12 @@
 """A host's disk in memory: folders that outlive the processes of the host, not the host.
 
-What is written is whole or absent, as services write by renaming. `full`, `damage` and `wipe` are faults.
+What is written is whole or absent, as services write by renaming. `full`, `damage`, `mend` and `wipe` are faults.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class Disk:
         self.folders: dict[str, dict[str, Any]] = {}
         self.full = False
         self._copies: dict[str, dict[str, Any]] = {}
-        """What was whole when it was damaged last."""
+        """What was whole when it was damaged, until something is written there or a copy is put back."""
 
     def __repr__(self) -> str:
         return f"<Disk [{len(self.folders)} folders{', full' if self.full else ''}]>"
@@ -25,6 +26,7 @@ class Disk:
     def make(self, folder: str | Path) -> None:
         """An empty folder, whatever was there. Raises OSError."""
         self._check(folder)
+        self._copies.pop(str(folder), None)
         self.folders[str(folder)] = {}
 
     def write(self, folder: str | Path, name: str, value: Any) -> None:
@@ -42,20 +44,22 @@ class Disk:
     def remove(self, folder: str | Path) -> None:
         self.folders.pop(str(folder), None)
 
-    def damage(self, folder: str | Path, *, gone: bool = False) -> bool:
-        """Fault: what lies there can't be read any more, or is gone. Whether something whole lay there."""
-        known = self.folders.pop(str(folder), {})
-        if known and not gone:
-            self.folders[str(folder)] = dict.fromkeys(known, DAMAGED)
-        whole = bool(known) and DAMAGED not in known.values()
+    def damage(self, folder: str | Path, become: Callable[[Any], Any] | None) -> bool:
+        """Fault: each thing that lies there becomes another, or all is gone. Whether it was whole."""
+        name = str(folder)
+        known = self.folders.pop(name, {})
+        if become is not None and known:
+            self.folders[name] = {each: become(value) for each, value in known.items()}
+        whole = bool(known) and name not in self._copies
         if whole:
-            self._copies[str(folder)] = known
+            self._copies[name] = known
         return whole
 
     def mend(self, folder: str | Path) -> None:
-        """A copy of what lay there last is put back, unless something whole lies there."""
-        if all(value is DAMAGED for value in self.folders.get(str(folder), {}).values()):
-            self.folders[str(folder)] = self._copies[str(folder)]
+        """A copy of what was damaged is put back, unless something newer lies there."""
+        copy = self._copies.pop(str(folder), None)
+        if copy is not None:
+            self.folders[str(folder)] = copy
 
     def wipe(self) -> None:
         """Fault: the host is gone."""

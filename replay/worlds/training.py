@@ -153,10 +153,12 @@ class WorldCell:
         await asyncio.sleep(self._script.step_s)
         assert self._gradient is not None
         gradient, self._gradient = self._gradient, None
-        said = msgspec.json.encode([self._weights, self.version, gradient], order="sorted")
+        base = self._weights
+        said = msgspec.json.encode([base, self.version, gradient], order="sorted")
         self._weights = hashlib.blake2b(said, digest_size=8).hexdigest()
         self.version += 1
-        self._world.steps.append(Step(cell=self._name, version=self.version, gradient=gradient, digest=self._weights))
+        step = Step(cell=self._name, version=self.version, gradient=gradient, base=base, digest=self._weights)
+        self._world.steps.append(step)
         return StepResult(
             version=self.version,
             loss=sum(self._losses),
@@ -213,23 +215,34 @@ class WorldCell:
             raise TrainerError(f"a cell that is {self.phase} can't {doing}", where=self._name)
 
 
+def swapped(written: Any) -> Any:
+    """Fault: in place of a checkpoint, a whole one of the same version that something else was trained into."""
+    return msgspec.structs.replace(written, digest="foreign") if isinstance(written, Manifest) else written
+
+
 def wrong_steps(log: Iterable[Event], steps: Sequence[Step]) -> list[str]:
-    """What is wrong with the optimizer steps that LOG knows: each must have added up exactly the targets of its batch, each
-    once. A step that LOG never heard of counts for nothing."""
+    """What is wrong with the optimizer steps that LOG knows: each must have been made on the weights that LOG says were
+    saved of the version before, and have added up exactly the targets of its batch, each once. A step that LOG never heard
+    of counts for nothing; and what is exposed was saved."""
     made: dict[tuple[int, str], Step] = {(step.version, step.digest): step for step in steps}
     targets: dict[str, Gradient] = defaultdict(dict)
-    saved: dict[int, str] = {}
+    saved: dict[int, list[str]] = defaultdict(list, {0: [START]})
     wrong: list[str] = []
     for event in log:
         data = event.data
         if isinstance(data, e.MicroStepEnqueued):
             targets[data.batch][event.entity] = sum(row.targets for row in data.rows)
         elif isinstance(data, e.CheckpointSaved):
-            saved[data.version] = data.digest
+            saved[data.version].append(data.digest)
+        elif isinstance(data, e.WeightsExposed):
+            if data.address["digest"] not in saved[data.version]:
+                wrong.append(f"{event.id}: exposed weights that were never saved as version {data.version}")
         elif isinstance(data, e.BatchStepped):
-            step = made.get((data.version, saved.get(data.version, "")))
+            step = made.get((data.version, saved[data.version][-1] if saved[data.version] else ""))
             if step is None:
                 wrong.append(f"{event.entity}: nobody made the step to version {data.version} that was saved")
+            elif step.base != saved[data.version - 1][-1]:
+                wrong.append(f"{event.entity}: made on other weights than were saved of version {data.version - 1}")
             elif step.gradient != targets[event.entity]:
                 wrong.append(f"{event.entity}: added up {step.gradient}, the batch holds {targets[event.entity]}")
     return wrong

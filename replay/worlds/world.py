@@ -139,6 +139,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """After it."""
     gradient: dict[str, int]
     """Micro-step to the targets that were added up for it."""
+    base: str
+    """Digest of the weights before it."""
     digest: str
     """Of the weights after it: also the digest of their checkpoint."""
 

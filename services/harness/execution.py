@@ -196,6 +196,11 @@ class Execution:
             if self.surplus.is_set():
                 return unstarted(self._attempt, "surplus", SURPLUS)
             group = self._launch()
+            try:
+                self._folder.record(group.pid, group.start)
+            except OSError:
+                group.abandon()
+                raise
         except (TaskError, WorkspaceError, EnvironmentMissing) as error:
             self._all.context.log.error("cannot start", execution=self._attempt.execution, what=str(error))
             return unstarted(self._attempt, "total_failure", error.what)
@@ -205,7 +210,6 @@ class Execution:
         began = self._all.context.clock.now_us()
         self._all.running += 1
         try:
-            self._folder.record(group.pid, group.start)
             await self._all.say_started(self._attempt)
             reason = await self._until_end(group, began)
             code = await group.end(GRACE_S)

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from schemas.envelope import Decision, Event
-from schemas.errors import DeciderError, LogBroken
+from schemas.errors import DeciderError, LogBroken, SnapshotUnreadable
 from schemas.kinds import is_decision
 from services.mesh.codec import encode_data
 
@@ -144,9 +144,15 @@ class Driver(Generic[S]):
         return msgspec.msgpack.encode(_Position(state, self.now_us, self.position))
 
     def restore(self, snapshot: bytes) -> None:
-        saved = msgspec.msgpack.decode(snapshot, type=_Position)
-        self.state = msgspec.msgpack.decode(saved.state, type=self.decider.state_type)
-        self.now_us, self.position = saved.now_us, saved.position
+        """Go on from there. Raises SnapshotUnreadable; nothing has changed then."""
+        try:
+            saved = msgspec.msgpack.decode(snapshot, type=_Position)
+            state = msgspec.msgpack.decode(saved.state, type=self.decider.state_type)
+        except msgspec.MsgspecError as error:
+            raise SnapshotUnreadable(
+                f"no snapshot of the {self.decider.name}: {error}", remedy="read the log from its beginning instead"
+            ) from None
+        self.state, self.now_us, self.position = state, saved.now_us, saved.position
 
     def arrive(self, event: Event) -> Event:
         """Apply an input; returns it as the decider sees it, at the time that it has there."""

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Self, TypeVar
 
 from schemas import streams
-from schemas.errors import BusError, EnvironmentMissing
+from schemas.errors import BlobDamaged, BusError, EnvironmentMissing
 from services.mesh import bus as face
 from services.mesh import publishing
 from services.mesh.bus import PUBLISH_DEADLINE_S, Filter, Stored
@@ -247,7 +247,7 @@ class MemoryBus:
             )
         digest, data = known
         if hashlib.sha256(data).hexdigest() != digest:
-            raise BusError(
+            raise BlobDamaged(
                 f"the blob {name!r} is damaged: its content doesn't match its digest",
                 where=streams.blob_bucket(self.run),
                 remedy="write it again, or restore the store from a copy",

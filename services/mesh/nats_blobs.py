@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from schemas.errors import BusError
+from schemas.errors import BlobDamaged, BusError
 from services.mesh.bus import MSG_ID, Stored
 from services.mesh.nats_link import ApiError, Link
 from services.mesh.nats_reader import NatsReader
@@ -84,7 +84,7 @@ class NatsBlobs:
                     remedy="check the name and the run; a blob is there once its writer's put has returned",
                 )
             if meta["nuid"] == tried:
-                raise BusError(
+                raise BlobDamaged(
                     f"the blob {name!r} is damaged: its content doesn't match its digest",
                     where=self.bucket,
                     remedy="write it again, or restore the store from a copy",

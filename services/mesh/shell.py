@@ -4,7 +4,8 @@ For an input n that is not our own decision: evolve, decide, evolve each decisio
 `{run}.{decider}.{n}.{i}`, take n + 1. Our own decision read back is an acknowledgement only.
 
 Recovery: load the last snapshot, apply the decisions that the log holds up to the newest input that has any, compute
-again for that one (its tail may be unrecorded) and go on live. Nothing is decided twice: the ids are the same.
+again for that one (its tail may be unrecorded) and go on live. Nothing is decided twice: the ids are the same. A snapshot
+saves time and holds nothing that the log doesn't: without one that can be read the log is read from its beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import structlog
 
 from schemas import streams
 from schemas.envelope import Decision, Event
-from schemas.errors import Conflict
+from schemas.errors import BlobDamaged, Conflict, SnapshotUnreadable
 from schemas.events import TimerFired
 from schemas.ids import decision_id
 from services.mesh.bus import Bus
@@ -87,7 +88,10 @@ class Shell(Generic[S]):
         log = streams.log_stream(run)
         blob = streams.snapshot_blob(name)
         if await self._bus.blob_exists(blob):
-            self.driver.restore(await self._bus.get_blob(blob))
+            try:
+                self.driver.restore(await self._bus.get_blob(blob))
+            except (BlobDamaged, SnapshotUnreadable) as error:
+                self._log.warning("the log is read from its beginning: no snapshot can be used", what=error.what)
         end = await self._bus.last_seq(log)
         inputs: list[Event] = []
         recorded: dict[int, list[Decision]] = defaultdict(list)

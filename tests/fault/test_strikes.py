@@ -17,6 +17,8 @@ from services.mesh.codec import decode
 from services.mesh.decider import Driver
 from services.mesh.service import Context
 from services.packer import service as packer
+from services.rollout import service as rollout
+from services.rollout.service import RolloutCell
 
 PAIRS = 1
 """A seed with more than one optimizer step a burst, and cells that take turns."""
@@ -67,7 +69,7 @@ def test_a_service_that_hangs_for_a_while_goes_on_as_if_nothing_had_been() -> No
     assert len(said_by(log, "scheduler", "service.joined")) == 1
 
 
-@pytest.mark.parametrize("how", ["garbled", "gone"])
+@pytest.mark.parametrize("how", ["garbled", "gone", "swapped"])
 def test_a_version_whose_checkpoint_is_damaged_is_made_again(how: str) -> None:
     at = p.Pin(kind="batch.stepped", nth=1, after_s=0.001)
     _, log = struck(PAIRS, p.DamagedCheckpoint(pin=at, how=how, seconds=3600.0))  # type: ignore[arg-type]
@@ -102,6 +104,57 @@ def test_a_service_recovers_from_the_last_snapshot_of_the_life_before(
     assert not outcome.violations
     assert list(restored) == [service]
     assert 0 < outcome.struck[0].seq - restored[service] < 100
+
+
+@pytest.mark.parametrize("how", ["garbled", "gone", "unreadable", "old"])
+def test_a_service_whose_snapshot_is_damaged_takes_the_log_from_its_beginning_or_an_older_one(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[int] = []
+    restore = Driver.restore
+
+    def spied(driver: Driver[Any], snapshot: bytes) -> None:
+        restore(driver, snapshot)
+        restored.append(driver.position)
+
+    monkeypatch.setattr(Driver, "restore", spied)
+    at = p.Pin(kind="execution.finished", nth=20)
+    damaged = p.DamagedSnapshot(pin=at, service="scheduler", how=how, seconds=1800.0)  # type: ignore[arg-type]
+    outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[damaged], snapshot_every={"scheduler": 5}))
+    assert not outcome.violations
+    (struck,) = outcome.struck
+    assert len(restored) == (1 if how == "old" else 0)
+    assert all(position < struck.seq - 5 for position in restored)
+    assert len(said_by([decode(stored) for stored in outcome.log], "scheduler", "service.joined")) == 2
+
+
+def test_a_core_that_cannot_write_its_checkpoint_begins_again_until_there_is_room() -> None:
+    at = p.Pin(kind="batch.join-closed", nth=1)
+    outcome, log = struck(PAIRS, p.HostDiskFull(pin=at, where="checkpoints", seconds=600.0))
+    full_us = next(event.time_us for event in log if event.seq == outcome.struck[0].seq)
+    saved = next(event for event in log if event.kind == "checkpoint.saved")
+    assert saved.time_us - full_us >= 590e6
+    assert len(said_by(log, "trainer-cell-0", "service.joined")) > 1
+
+
+def test_an_execution_without_room_for_its_workspace_is_a_total_failure() -> None:
+    at = p.Pin(kind="execution.started", nth=10)
+    _, log = struck(PAIRS, p.HostDiskFull(pin=at, where="harness", seconds=1800.0))
+    ends = [event.data for event in log if event.kind == "execution.finished"]
+    assert any(end.reason == "total_failure" and "No space left" in end.detail for end in ends)
+
+
+def test_a_process_that_was_taken_for_lost_and_lives_on_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def deaf(self: RolloutCell, position: int) -> None:
+        async for event in self._context.events(position, about=rollout.ABOUT):
+            self._folded = event.seq
+            self.role.fold(event)
+            self._changed.set()
+
+    monkeypatch.setattr(RolloutCell, "_follow", deaf)
+    at = p.Pin(kind="execution.started", nth=10)
+    outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[p.Hung(pin=at, service="rollout-cell-1", seconds=7200.0)]))
+    assert [each.what for each in outcome.violations if each.invariant == "lives-on"]
 
 
 def test_a_service_that_does_not_stop_is_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:

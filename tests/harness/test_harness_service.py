@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -233,6 +234,26 @@ async def test_a_missing_program_is_a_total_failure_once(tmp_path: Path) -> None
         await place(world, execution_id(0, 1))
         await finish_of(world, execution_id(0, 1))
     assert len(await world.events("execution.finished")) == 2
+    assert await world.events("execution.started") == []
+
+
+async def test_a_disk_that_is_full_once_the_process_runs_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[int] = []
+
+    def full(folder: ExecutionFolder, pid: int, start: int) -> None:
+        known.append(pid)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ExecutionFolder, "record", full)
+    world = await world_of(tmp_path, HANG)
+    async with serving(serve, world.context("harness")):
+        await proxy_joins(world)
+        await place(world)
+        finished = await finish_of(world)
+    assert (finished.reason, finished.detail) == ("total_failure", "no workspace: No space left on device")
+    assert not alive(known[0])
     assert await world.events("execution.started") == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import streams
-from schemas.errors import BusError, LogBroken
+from schemas.errors import BlobDamaged, BusError, LogBroken
 from services.mesh import publishing
 from services.mesh.bus import DUPLICATE_WINDOW_S, SequenceConflict
 from services.mesh.clock import MICROSECONDS, SystemClock, VirtualClock
@@ -219,7 +219,7 @@ async def test_another_configuration_is_a_clear_error(broker: MemoryBroker):
 async def test_a_damaged_blob_is_refused(broker: MemoryBroker, bus: MemoryBus):
     digest = await bus.put_blob("b", b"content")
     broker.bucket(streams.blob_bucket(RUN))["b"] = (digest, b"contemt")
-    with pytest.raises(BusError, match="damaged"):
+    with pytest.raises(BlobDamaged, match="damaged"):
         await bus.get_blob("b")
 
 

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from schemas import streams
-from schemas.errors import BusError, EnvironmentMissing, LogBroken
+from schemas.errors import BlobDamaged, BusError, EnvironmentMissing, LogBroken
 from services.mesh import nats_reader
 from services.mesh.nats_bus import IN_FLIGHT, NatsBus, connect
 from services.mesh.server import NatsServer
@@ -308,7 +308,7 @@ async def test_a_damaged_blob_is_refused(bus: NatsBus):
     assert meta is not None
     nuid = json.loads(meta.data)["nuid"]
     await bus.link.client.jetstream().purge_stream(stream, subject=f"$O.{streams.blob_bucket(RUN)}.C.{nuid}")
-    with pytest.raises(BusError, match="damaged"):
+    with pytest.raises(BlobDamaged, match="damaged"):
         await bus.get_blob("b")
 
 

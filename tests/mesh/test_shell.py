@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from schemas import events as e
 from schemas import streams
 from schemas.envelope import Decision, Event
-from schemas.errors import BusError, Conflict, DeciderError, Fenced
+from schemas.errors import BusError, Conflict, DeciderError, Fenced, SnapshotUnreadable
 from services.mesh.bus import Bus
 from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
@@ -186,6 +187,34 @@ async def test_killed_at_any_publish_it_goes_on_and_doubles_nothing(
     events = await whole_log(bus)
     assert sum(event.kind == "execution.dispatched" for event in events) == 8
     assert_replays(events)
+
+
+@pytest.mark.parametrize("kept", ["garbled", "unreadable"])
+async def test_a_snapshot_that_cannot_be_used_costs_time_and_nothing_else(
+    bus: MemoryBus, clock: VirtualClock, kept: str
+) -> None:
+    async with running(shell_on(bus, clock)):
+        await start_executions(bus, clock, range(3))
+        await wait_for_log(bus, "timer.set", 1)
+    blobs, name, snapshot = bus.broker.bucket(streams.blob_bucket(RUN)), streams.snapshot_blob("scheduler"), b"of old"
+    digest = await bus.put_blob(name, snapshot)
+    blobs[name] = (hashlib.sha256(b"x").hexdigest(), b"x") if kept == "unreadable" else (digest, snapshot[::-1])
+    shell = shell_on(bus, clock)
+    async with running(shell):
+        await start_executions(bus, clock, range(3, 4))
+        await wait_for_log(bus, "execution.dispatched", 8)
+    assert shell.driver.state.started == 4
+    assert_replays(await whole_log(bus))
+
+
+def test_what_is_no_snapshot_changes_nothing() -> None:
+    driver: Driver[CountState] = Driver(Counting())
+    driver.state.started, driver.position = 3, 7
+    whole = driver.snapshot()
+    for broken in (b"", b"x", whole[:-1], Driver(Circling()).snapshot().replace(b"started", b"startet")[:-2]):
+        with pytest.raises(SnapshotUnreadable, match="no snapshot of the scheduler"):
+            driver.restore(broken)
+    assert (driver.state.started, driver.position) == (3, 7)
 
 
 async def test_a_second_instance_loses_and_says_so(bus: MemoryBus, clock: VirtualClock) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from replay.virtual.life import Life
 from replay.virtual.loop import VirtualLoop
-from replay.worlds.disk import Disk
+from replay.worlds.disk import DAMAGED, Disk
 from replay.worlds.exchange import WorldExchange
 from replay.worlds.group import ANSWER_S, TIMEOUT_S, WorldGroup
-from replay.worlds.training import Inline, Takes, WorldCell, wrong_steps
+from replay.worlds.training import Inline, Takes, WorldCell, swapped, wrong_steps
 from replay.worlds.world import CHECKPOINTS, CellScript, Flat, World
 from schemas import events as e
 from schemas.envelope import Event
@@ -83,7 +83,10 @@ def test_a_step_counts_each_target_once(loop: VirtualLoop, world: World) -> None
         other = cell_of(world)
         assert other.load(FOLDER) == manifest
         assert other.flat_weights().digest == cell.flat_weights().digest == manifest.digest
-        world.disks[CHECKPOINTS].damage(FOLDER)
+        world.disks[CHECKPOINTS].damage(FOLDER, swapped)
+        assert cell_of(world).flaw(FOLDER, manifest.digest)
+        assert cell_of(world).load(FOLDER).digest != manifest.digest
+        world.disks[CHECKPOINTS].damage(FOLDER, lambda _: DAMAGED)
         with pytest.raises(TrainerError, match="isn't what was saved"):
             cell_of(world).load(FOLDER)
         other.discard(FOLDER)
@@ -312,12 +315,13 @@ def test_an_exposure_lives_as_long_as_its_process(loop: VirtualLoop, world: Worl
     assert world.exposures == {}
 
 
-def test_steps_that_added_up_something_else_are_found(world: World) -> None:
-    def event(seq: int, kind: str, entity: str, data: Any) -> Event:
-        return Event(
-            seq=seq, time_us=seq, kind=kind, entity=entity, owner="", instance="", causation=0, id=str(seq), data=data
-        )
+def said(seq: int, kind: str, entity: str, data: Any) -> Event:
+    return Event(
+        seq=seq, time_us=seq, kind=kind, entity=entity, owner="", instance="", causation=0, id=str(seq), data=data
+    )
 
+
+def test_steps_that_added_up_something_else_are_found(world: World) -> None:
     cell = cell_of(world)
 
     async def train(names: list[int]) -> None:
@@ -332,10 +336,10 @@ def test_steps_that_added_up_something_else_are_found(world: World) -> None:
         digest = cell.flat_weights().digest
         zero = GapStats()
         return [
-            event(1, "micro-step.enqueued", "m-000001.000", _enqueued(0, rows)),
-            event(2, "micro-step.enqueued", "m-000001.001", _enqueued(1, more)),
-            event(3, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=2)),
-            event(4, "batch.stepped", "b-000001", _stepped(zero)),
+            said(1, "micro-step.enqueued", "m-000001.000", _enqueued(0, rows)),
+            said(2, "micro-step.enqueued", "m-000001.001", _enqueued(1, more)),
+            said(3, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=2)),
+            said(4, "batch.stepped", "b-000001", _stepped(zero)),
         ]
 
     asyncio.run(train([0, 1]))
@@ -346,6 +350,28 @@ def test_steps_that_added_up_something_else_are_found(world: World) -> None:
         asyncio.run(train(wrong))
         assert len(wrong_steps(log(), world.steps)) == 1
     assert "nobody made the step" in wrong_steps(log(), [])[0]
+
+
+def test_a_step_on_other_weights_than_were_saved_is_found_and_so_is_their_exposure(world: World) -> None:
+    cell = cell_of(world)
+    cell.load_flat(Flat("foreign", 0), version=0)
+    cell.begin_batch()
+    asyncio.run(cell.step())
+    digest = cell.flat_weights().digest
+    log = [
+        said(1, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=0)),
+        said(2, "batch.stepped", "b-000001", _stepped(GapStats())),
+        said(3, "weights.exposed", "cell-0", _exposed(digest)),
+        said(4, "weights.exposed", "cell-0", _exposed("other")),
+    ]
+    assert wrong_steps(log, world.steps) == [
+        "b-000001: made on other weights than were saved of version 0",
+        "4: exposed weights that were never saved as version 1",
+    ]
+
+
+def _exposed(digest: str) -> e.WeightsExposed:
+    return e.WeightsExposed(version=1, purpose="publish", address={"digest": digest}, bytes=64)
 
 
 def _enqueued(index: int, rows: list[RowRef]) -> e.MicroStepEnqueued:
@@ -376,8 +402,10 @@ def test_what_is_put_back_is_what_was_whole_last() -> None:
     for content in ("old", "new"):
         disk.make(FOLDER)
         disk.write(FOLDER, "manifest", content)
-        assert disk.damage(FOLDER)
-    assert not disk.damage(FOLDER, gone=True)
+        assert disk.damage(FOLDER, lambda _: DAMAGED)
+        assert disk.read(FOLDER, "manifest") is DAMAGED
+    assert not disk.damage(FOLDER, None)
+    assert disk.folders == {}
     disk.mend(FOLDER)
     assert disk.read(FOLDER, "manifest") == "new"
     disk.make(FOLDER)
