@@ -2,7 +2,8 @@
 
 All engines run at one rate: `1 / (1 - beta + beta load)`, load = running executions over slots that serve. Work time then
 advances for every execution alike, so an execution ends when the common work clock reaches the end that it had at its
-start, and a change of rate moves nothing but the clock: starting or ending one costs the logarithm of how many run.
+start, and a change of rate moves nothing but the clock: starting or ending one costs the logarithm of how many run. Work is
+counted in microseconds, so at rate 1 nothing is lost to rounding: an execution lasts as long as it is said to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Progress:
         self._dropped: set[str] = set()
         """Still in the heap."""
         self._rate = 1.0
-        self._work_s = 0.0
+        self._work_us = 0.0
         self._at_us = 0
         self._slots = 1
 
@@ -35,7 +36,7 @@ class Progress:
     def start(self, now_us: int, execution: str, draw: Draw) -> None:
         self._advance(now_us)
         self._count += 1
-        heapq.heappush(self._heap, (self._work_s + draw.seconds, self._count, execution, draw))
+        heapq.heappush(self._heap, (self._work_us + round(draw.seconds * 1e6), self._count, execution, draw))
         self._set_rate()
 
     def serve(self, now_us: int, slots: int) -> None:
@@ -50,7 +51,7 @@ class Progress:
             self._dropped.discard(heapq.heappop(self._heap)[2])
         if not self._heap:
             return None
-        return self._at_us + math.ceil(max(0.0, self._heap[0][0] - self._work_s) / self._rate * 1e6)
+        return self._at_us + math.ceil(max(0.0, self._heap[0][0] - self._work_us) / self._rate)
 
     def end(self, now_us: int) -> tuple[str, Draw]:
         """Takes the execution that ends now, as `next_us` said."""
@@ -66,7 +67,7 @@ class Progress:
         self._set_rate()
 
     def _advance(self, now_us: int) -> None:
-        self._work_s += (now_us - self._at_us) * 1e-6 * self._rate
+        self._work_us += (now_us - self._at_us) * self._rate
         self._at_us = now_us
 
     def _set_rate(self) -> None:

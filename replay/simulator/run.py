@@ -1,104 +1,23 @@
-"""One simulated run: a virtual clock, a log, the three real deciders, and the world that answers them.
-
-    log ──> scheduler, trajectories, packer (services/mesh/decider.Driver) ──> decisions ──┐
-     ^└───> world ──> facts, at a time to come ──────────────────────────────────────────┐ │
-     └───────────────────────────────────────────────────────────────────────────────────┴─┘
-
-Every event goes through the log: it gets the next sequence and the clock as its stored time, is fed to the deciders in
-that order, and what they decide follows in the log with the ids and causation that their shells give it. So a simulated
-log is a log: it is written in the same format, and replayed and checked by the same code. What is not modelled is the
-time that services take to hear of each other.
-
-A decider is not fed kinds that change nothing for it (`UNHEARD`): that a replay, which feeds everything, takes the same
-decisions is the proof that this leaves nothing out.
-"""
+"""One simulated run: a scenario's world, played by the loop of `replay.simulator.play`, and counted."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from replay.logfile import Manifest
-from replay.logwriter import LogWriter
 from replay.simulator.account import Account, Outcome
+from replay.simulator.answers import Modelled
+from replay.simulator.play import Play, Watcher
 from replay.simulator.scenario import Scenario
-from replay.simulator.world import Facts
 from schemas import events as e
-from schemas import streams
-from schemas.envelope import Decision, Event
-from schemas.errors import GyreError
 from schemas.flags import NEWEST
-from schemas.ids import decision_id
 from schemas.units import TaskRef
-from services.mesh import codec
-from services.mesh.bus import MSG_ID, Stored
-from services.mesh.decider import Driver
-from services.packer.core.packing import Packer
-from services.scheduler.decider import Scheduler
-from services.trajectories.core.outcome import Outcome as Outcomes
 
 START_US = 1_767_225_600_000_000
 """2026-01-01 00:00 UTC: where virtual clocks begin."""
 _TASKS = 64
 
-UNHEARD: dict[str, frozenset[str]] = {
-    "scheduler": frozenset(
-        {
-            "execution.sealed",
-            "execution.tree-frozen",
-            "evaluation.requested",
-            "evaluation.claimed",
-            "evaluation.scored",
-            "execution.settled",
-            "group.materialized",
-            "micro-step.enqueued",
-            "checkpoint.saved",
-        }
-    ),
-    "trajectories": frozenset(
-        {
-            "execution.dispatched",
-            "execution.placed",
-            "execution.sealed",
-            "evaluation.claimed",
-            "group.claimed",
-            "group.consumed",
-            "route.moved",
-            "cell.role-transition",
-            "micro-step.enqueued",
-            "micro-step.claimed",
-            "micro-step.done",
-            "timer.set",
-            "timer.fired",
-        }
-    ),
-    "packer": frozenset(
-        {
-            "execution.dispatched",
-            "execution.placed",
-            "execution.started",
-            "execution.finished",
-            "execution.sealed",
-            "execution.tree-frozen",
-            "execution.settled",
-            "execution.cancelled",
-            "evaluation.requested",
-            "evaluation.claimed",
-            "evaluation.scored",
-            "route.moved",
-            "cell.role-transition",
-            "timer.set",
-            "timer.fired",
-        }
-    ),
-}
 
-Watcher = Callable[[Event], None]
-
-
-class Simulation:
+class Simulation(Play):
     """`run` plays the scenario to its end. `events` is the log where `keep` is set; `watchers` see every event.
 
     >>> outcome = Simulation(load("E0"), seed=1).run()
@@ -109,146 +28,25 @@ class Simulation:
         self, scenario: Scenario, *, seed: int = 0, keep: bool = False, watchers: Sequence[Watcher] = ()
     ) -> None:
         self.scenario, self.seed = scenario, seed
-        self.name = f"r-simulated-{seed:04d}"
-        self.events: list[Event] = []
-        self.count = 0
-        self._keep, self._watchers = keep, watchers
-        self._now_us = START_US
-        self._queue: deque[Event] = deque()
-        self._seq = 0
         self._account = Account(scenario)
-        self._facts = Facts(scenario, seed, say=self._say, timers=self._timers)
-        self._drivers: list[Driver[Any]] = [Driver(Scheduler()), Driver(Outcomes()), Driver(Packer())]
-        self._hearers: dict[tuple[str, str], list[Driver[Any]]] = {}
-        """Kind and owner to who is fed with it: asked for once, as there are few of them and many events."""
-
-    def __repr__(self) -> str:
-        return f"<Simulation {self.scenario.name} seed {self.seed} [{self.count} events, {self.hours:.2f} h]>"
-
-    @property
-    def hours(self) -> float:
-        """Virtual hours since the start."""
-        return (self._now_us - START_US) / 3.6e9
+        super().__init__(
+            scenario.run,
+            Modelled(scenario, seed),
+            name=f"r-simulated-{seed:04d}",
+            start_us=START_US,
+            keep=keep,
+            watchers=[self._account.see, *watchers],
+        )
 
     def run(self, *, limit: int = 50_000_000) -> Outcome:
         """Raises GyreError when nothing is left to happen although the run is not over, or after `limit` events."""
-        facts, queue = self._facts, self._queue
-        self._begin()
-        while True:
-            while queue:
-                event = queue.popleft()
-                self._take(event)
-                if event.kind == "run.finished":
-                    return self._account.outcome(self.seed, self.count)
-            if self.count > limit:
-                raise GyreError(f"no end after {limit} events", where=repr(self), remedy="give the run fewer steps")
-            due_us = facts.next_us()
-            if due_us is None:
-                raise GyreError(
-                    "nothing is left to happen and the run is not over",
-                    where=f"{self!r} {self._drivers[0].state!r}",
-                    remedy="the scenario has a strategy that cannot go on with its cells and groups",
-                )
-            self._now_us = max(self._now_us, due_us)
-            facts.happen(self._now_us)
-
-    def write(self, path: Path) -> Manifest:
-        """The log as a file, which `gyre check` and `gyre replay` read. Needs `keep`."""
-        with LogWriter(path) as writer:
-            for event in self.events:
-                writer.add(self.stored(event))
-            return writer.finish()
-
-    def _begin(self) -> None:
-        config = self.scenario.run
         tasks = [TaskRef(name=f"task-{index:03d}", digest=f"{index:016x}") for index in range(_TASKS)]
+        config = self.scenario.run
         started = e.RunStarted(seed=self.seed, config=config, tasks=tasks, code="simulated", flags=NEWEST)
         self._say("operator", "run.started", self.name, started, id=f"{self.name}.started", cause=0)
-        self._facts.begin()
-
-    def _take(self, event: Event) -> None:
-        self.count += 1
-        if self._keep:
-            self.events.append(event)
-        hearers = self._hearers.get((event.kind, event.owner))
-        if hearers is None:
-            hearers = self._hearers[event.kind, event.owner] = self._who_hears(event)
-        for driver in hearers:
-            decisions = driver.feed(event)
-            if decisions:
-                self._publish(driver.decider.name, event.seq, decisions)
-        self._account.see(event)
-        for watcher in self._watchers:
-            watcher(event)
-        self._facts.answer(event)
-
-    def _who_hears(self, event: Event) -> list[Driver[Any]]:
-        """What a decider decides itself it has applied already."""
-        return [
-            driver
-            for driver in self._drivers
-            if event.kind not in UNHEARD[driver.decider.name] and driver.is_input(event)
-        ]
-
-    def _publish(self, name: str, cause: int, decisions: Sequence[Decision]) -> None:
-        for index, decision in enumerate(decisions):
-            self._seq += 1
-            self._queue.append(
-                Event(
-                    seq=self._seq,
-                    time_us=self._now_us,
-                    kind=decision.kind,
-                    entity=decision.entity,
-                    owner=name,
-                    instance=name,
-                    causation=cause,
-                    id=decision_id(self.name, name, cause, index),
-                    data=decision.data,
-                )
-            )
-
-    def _say(self, owner: str, kind: str, entity: str, data: Any, *, id: str, cause: int, instance: str = "") -> None:
-        self._seq += 1
-        self._queue.append(
-            Event(
-                seq=self._seq,
-                time_us=self._now_us,
-                kind=kind,
-                entity=entity,
-                owner=owner,
-                instance=instance or owner,
-                causation=cause,
-                id=id,
-                data=data,
-            )
-        )
-
-    def _timers(self, owner: str) -> dict[str, tuple[str, int]]:
-        return next(each.decider.timers(each.state) for each in self._drivers if each.decider.name == owner)
-
-    def stored(self, event: Event) -> Stored:
-        """The event as it would lie in the stream."""
-        run = self.name
-        headers = codec.headers(
-            id=event.id, run=run, kind=event.kind, entity=event.entity, owner=event.owner, time_us=event.time_us
-        )
-        data = codec.encode(
-            id=event.id,
-            run=run,
-            kind=event.kind,
-            entity=event.entity,
-            owner=event.owner,
-            instance=event.instance,
-            causation=event.causation,
-            data=event.data,
-        )
-        return Stored(
-            seq=event.seq,
-            time_us=event.time_us,
-            subject=streams.subject(run, event.owner, event.kind, event.entity),
-            headers={**headers, MSG_ID: event.id},
-            data=data,
-        )
+        self._facts.begin(self._now_us)
+        self.play(limit=limit)
+        return self._account.outcome(self.seed, self.count)
 
 
 def simulate(scenario: Scenario, *, seed: int = 0) -> Outcome:

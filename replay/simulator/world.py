@@ -1,224 +1,218 @@
 """The world of a simulated run: what harness, evaluator, proxy, freezer, engines and trainers would say, and when.
 
-It decides nothing and reads nothing but the log, as services do. Durations are the scenario's; who claims a micro-step is
-the free training cell of lowest index; a cell's micro-step takes its share of W over the cell's nodes. Not modelled: the
-time of a message, of a model call, of moving a call to another engine, and every kind of failure but time-outs.
+It decides nothing and reads nothing but the log, as services do. How long things take it asks of its answers
+(`replay.simulator.answers`): a scenario's, or those of a recorded run. Not modelled: what moving a call to another engine
+costs, and every kind of failure but those that an execution ends in.
+
+It can also listen to a recorded run: then it says nothing, and what it hears takes the place of what it would have said. From
+`go_on` it speaks, about what was begun and not yet heard of.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable
+from typing import Any
 
-from replay.simulator.durations import Draw, Durations
+from replay.simulator.answers import Answers, Said
+from replay.simulator.durations import Draw
+from replay.simulator.pending import Pending
 from replay.simulator.progress import Progress
-from replay.simulator.scenario import Scenario
+from replay.simulator.training import Say, Training
 from schemas import events as e
-from schemas import streams
+from schemas.config import Config
 from schemas.envelope import Event
-from schemas.ids import cell_id, cell_index, pool_id
-from schemas.units import GapStats
-
-_GAP = GapStats()
-
-
-class Say(Protocol):
-    def __call__(
-        self, owner: str, kind: str, entity: str, data: Any, *, id: str, cause: int, instance: str = ""
-    ) -> None: ...
 
 
 class Facts:
     """`answer` hears every event; `next_us` and `happen` are the clock's side."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, *, say: Say, timers: Callable[[str], dict[str, tuple[str, int]]]
+        self, config: Config, answers: Answers, *, say: Say, timers: Callable[[str], dict[str, tuple[str, int]]]
     ) -> None:
-        self._config, self._world = scenario.run, scenario.world
+        self._answers = answers
         self._say, self._timers = say, timers
-        self._durations = Durations(scenario.world, seed)
-        self._progress = Progress(scenario.world.load_effect)
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._count = 0
+        self._progress = Progress(answers.load_effect)
+        self._pending = Pending()
+        self._training = Training(answers, config.trainer.lr, say=say, tell=self._tell)
+        self._listening = False
         self._now_us = 0
-        s = scenario.run.scheduler
-        world = scenario.world
-        work = world.work_node_h * (1.0 if s.strategy == "async" else world.shared_work)
-        self._s_per_token = work * 3600 / (s.B * s.N * world.execution_tokens)
-        self._causes: dict[str, Event] = {}
-        """Execution to the event that placed it."""
+        self._placed: dict[str, Event] = {}
+        """Execution that has not ended to the event that placed it last."""
         self._started: dict[str, int] = {}
         """Execution that runs to the time of its start."""
         self._cancelled: set[str] = set()
         """Surplus executions without an outcome."""
+        self._engines: dict[str, int] = {}
+        """Every engine that has come up to its capacity."""
         self._serving: dict[str, int] = {}
         """Engine that serves to its capacity."""
-        self._training: dict[str, int] = {}
-        """Cell that trains to its epoch."""
-        self._idle: set[str] = set()
-        """Training cells without a micro-step."""
-        self._waiting: deque[tuple[Event, e.MicroStepEnqueued]] = deque()
-        self._batch: e.BatchOpened | None = None
-        self._done: list[e.MicroStepDone] = []
-        self._exposed, self._published_us = 0, 0
-        """Version exposed last, and when every engine has it."""
+        self._asked: dict[str, e.EvaluationRequested] = {}
         self._on: dict[str, Callable[[Event, Any], None]] = {
+            **self._training.on,
             "execution.placed": self._execution_placed,
             "execution.started": self._execution_started,
             "execution.finished": self._execution_finished,
+            "execution.lost": self._execution_lost,
             "execution.cancelled": self._execution_cancelled,
             "execution.settled": self._execution_settled,
             "execution.sealed": self._execution_sealed,
             "evaluation.requested": self._evaluation_requested,
             "evaluation.claimed": self._evaluation_claimed,
+            "cell.joined": self._cell_joined,
+            "cell.lost": self._cell_lost,
             "cell.role-transition": self._role_transition,
-            "burst.ended": self._burst_ended,
-            "batch.opened": self._batch_opened,
-            "batch.join-closed": self._join_closed,
-            "batch.stepped": self._batch_stepped,
-            "micro-step.enqueued": self._enqueued,
-            "micro-step.claimed": self._claimed,
-            "micro-step.done": self._micro_step_done,
             "weights.exposed": self._weights_exposed,
             "timer.set": self._timer_set,
         }
-        self._asked: dict[str, e.EvaluationRequested] = {}
-        self._claims: dict[str, tuple[float, e.MicroStepEnqueued]] = {}
 
     def __repr__(self) -> str:
-        return f"<Facts [{len(self._heap)} to come, {self._progress!r}]>"
+        return f"<Facts [{len(self._pending)} to come, {self._progress!r}]>"
 
-    def begin(self) -> None:
-        """Engines are up."""
-        cells = self._config.cells
-        for index in range(cells.count):
-            self._join(cell_id(index), index, cells.capacity)
-        for index in range(cells.pool):
-            self._join(pool_id(index), index, cells.pool_capacity)
+    def begin(self, now_us: int) -> None:
+        """Engines come up."""
+        self._now_us = now_us
+        for name, (after_us, joined) in self._answers.joins():
+            self._tell(after_us, ("cell.joined", name), lambda name=name, joined=joined: self._join(name, joined))
+
+    def listen(self) -> None:
+        """What `answer` hears is recorded, from the beginning until `go_on`."""
+        self._listening = self._training.held = True
+
+    def go_on(self, now_us: int) -> None:
+        """From here on nothing is recorded any more."""
+        self._now_us = now_us
+        self._listening = self._training.held = False
+        self._training.claim()
 
     def answer(self, event: Event) -> None:
         self._now_us = event.time_us
+        if self._listening:
+            self._pending.drop(key_of(event))
         handler = self._on.get(event.kind)
         if handler is not None:
             handler(event, event.data)
 
+    def later(self, due_us: int, event: Event) -> None:
+        """A fact that nothing in the log causes."""
+        self._pending.add(
+            due_us,
+            ("later", event.seq),
+            lambda: self._say(
+                event.owner, event.kind, event.entity, event.data, id=event.id, cause=0, instance=event.instance
+            ),
+        )
+
     def next_us(self) -> int | None:
         """When the next thing happens."""
-        ends = self._progress.next_us()
-        if not self._heap:
+        ends, others = self._progress.next_us(), self._pending.next_us()
+        if others is None:
             return ends
-        return self._heap[0][0] if ends is None else min(ends, self._heap[0][0])
+        return others if ends is None else min(ends, others)
 
     def happen(self, now_us: int) -> None:
         """The one next thing, now."""
         self._now_us = now_us
-        ends = self._progress.next_us()
-        if ends is not None and (not self._heap or ends <= self._heap[0][0]):
+        ends, others = self._progress.next_us(), self._pending.next_us()
+        if ends is not None and (others is None or ends <= others):
             self._finish(*self._progress.end(now_us))
         else:
-            heapq.heappop(self._heap)[2]()
+            self._pending.take()()
 
-    def _later(self, seconds: float, what: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (self._now_us + round(seconds * 1e6), self._count, what))
+    def _tell(self, after_us: int, key: Hashable, what: Callable[[], None]) -> None:
+        if after_us <= 0 and not self._listening:
+            what()
+        else:
+            self._pending.add(self._now_us + after_us, key, what)
+
+    def _fact(self, owner: str, kind: str, entity: str, said: Said, event: Event, verb: str) -> None:
+        self._tell(
+            said.after_us,
+            (kind, entity),
+            lambda: self._say(owner, kind, entity, said.data, id=f"{event.id}.{verb}", cause=event.seq),
+        )
 
     # --- executions and their evaluations
 
     def _execution_placed(self, event: Event, data: e.ExecutionPlaced) -> None:
         if event.entity in self._cancelled:
             return
-        self._causes[event.entity] = event
-        started = e.ExecutionStarted(attempt=data.attempt)
-        self._say("harness", "execution.started", event.entity, started, id=f"{event.id}.started", cause=event.seq)
+        self._placed[event.entity] = event
+        self._fact("harness", "execution.started", event.entity, self._answers.started(event), event, "started")
 
     def _execution_started(self, event: Event, data: e.ExecutionStarted) -> None:
-        self._started[event.entity] = event.time_us
-        self._progress.start(event.time_us, event.entity, self._durations.draw(event.entity))
+        if event.entity in self._placed:
+            self._started[event.entity] = event.time_us
+            self._progress.start(event.time_us, event.entity, self._answers.run(event.entity, data.attempt))
 
     def _finish(self, execution: str, draw: Draw) -> None:
-        placed = self._causes.pop(execution)
-        del self._started[execution]
-        attempt: int = placed.data.attempt
-        data = e.ExecutionFinished(
-            attempt=attempt,
-            reason=draw.reason,
-            exit_code=0 if draw.reason == "completed" else None,
-            seconds=draw.seconds,
-            workspace=streams.workspace_blob(execution, attempt),
-            workspace_digest="simulated",
-        )
+        placed = self._placed[execution]
+        data = self._answers.finished(execution, placed.data.attempt, draw)
+        self._started.pop(execution)
         self._say("harness", "execution.finished", execution, data, id=f"{placed.id}.finished", cause=placed.seq)
+
+    def _stop(self, name: str, now_us: int) -> float:
+        """It runs no more; seconds for which it did."""
+        since_us = self._started.pop(name, None)
+        self._pending.drop(("execution.started", name))
+        if since_us is None:
+            return 0.0
+        self._progress.drop(now_us, name)
+        return (now_us - since_us) / 1e6
 
     def _execution_cancelled(self, event: Event, data: e.ExecutionCancelled) -> None:
         """It stops at once."""
         name = event.entity
         self._cancelled.add(name)
-        self._causes.pop(name, None)
-        since_us = self._started.pop(name, None)
-        if since_us is not None:
-            self._progress.drop(event.time_us, name)
+        placed = self._placed.pop(name, None)
         finished = e.ExecutionFinished(
-            attempt=0,
+            attempt=placed.data.attempt if placed is not None else 0,
             reason=data.reason,
             exit_code=None,
-            seconds=0.0 if since_us is None else (event.time_us - since_us) / 1e6,
+            seconds=self._stop(name, event.time_us),
             workspace="",
             workspace_digest="",
         )
-        self._say("harness", "execution.finished", name, finished, id=f"{event.id}.finished", cause=event.seq)
+        self._fact("harness", "execution.finished", name, Said(0, finished), event, "finished")
 
     def _execution_settled(self, event: Event, data: e.ExecutionSettled) -> None:
         self._cancelled.discard(event.entity)
 
+    def _execution_lost(self, event: Event, data: e.ExecutionLost) -> None:
+        self._placed.pop(event.entity, None)
+        self._stop(event.entity, event.time_us)
+
     def _execution_finished(self, event: Event, data: e.ExecutionFinished) -> None:
-        sealed = e.ExecutionSealed(attempt=data.attempt, records=1, last_record=0, digest="simulated")
-        self._say("proxy", "execution.sealed", event.entity, sealed, id=f"{event.id}.sealed", cause=event.seq)
+        self._placed.pop(event.entity, None)
+        self._stop(event.entity, event.time_us)
+        self._fact("proxy", "execution.sealed", event.entity, self._answers.sealed(event), event, "sealed")
 
     def _execution_sealed(self, event: Event, data: e.ExecutionSealed) -> None:
-        name, attempt, tokens = event.entity, data.attempt, self._world.execution_tokens
-        frozen = e.ExecutionTreeFrozen(
-            attempt=attempt,
-            blob=streams.tree_blob(name, attempt),
-            digest="simulated",
-            parents=[-1],
-            tokens=[tokens],
-            trainable=[max(1, tokens // 2)],
-            leaves=[0],
-            classes=[0],
-        )
-        self._say("trajectories", "execution.tree-frozen", name, frozen, id=f"{event.id}.frozen", cause=event.seq)
+        self._fact("trajectories", "execution.tree-frozen", event.entity, self._answers.frozen(event), event, "frozen")
 
     def _evaluation_requested(self, event: Event, data: e.EvaluationRequested) -> None:
         self._asked[event.entity] = data
-        claimed = e.EvaluationClaimed(evaluator="evaluator")
-        self._say("evaluator", "evaluation.claimed", event.entity, claimed, id=f"{event.id}.claimed", cause=event.seq)
+        said = self._answers.evaluation_claimed(event)
+        self._fact("evaluator", "evaluation.claimed", event.entity, said, event, "claimed")
 
     def _evaluation_claimed(self, event: Event, data: e.EvaluationClaimed) -> None:
-        asked = self._asked.pop(event.entity)
-
-        def score() -> None:
-            scored = e.EvaluationScored(
-                execution=asked.execution,
-                attempt=asked.attempt,
-                score=self._durations.draw(asked.execution).score,
-                valid=True,
-                workspace_digest=asked.workspace_digest,
-                branch=-1,
-                reference=asked.workspace,
-                seconds=self._world.evaluate_s,
-            )
-            self._say("evaluator", "evaluation.scored", event.entity, scored, id=f"{event.id}.scored", cause=event.seq)
-
-        self._later(self._world.evaluate_s, score)
+        asked = self._asked.get(event.entity)
+        if asked is not None:
+            said = self._answers.evaluated(event.entity, asked)
+            verb = "scored" if isinstance(said.data, e.EvaluationScored) else "failed"
+            self._fact("evaluator", f"evaluation.{verb}", event.entity, said, event, verb)
 
     # --- cells
 
-    def _join(self, name: str, index: int, capacity: int) -> None:
-        joined = e.CellJoined(index=index, capacity=capacity, url="", engine="simulated", version=0, capabilities=[])
+    def _join(self, name: str, joined: e.CellJoined) -> None:
         self._say("rollout", "cell.joined", name, joined, id=f"{name}.joined", cause=0, instance=f"rollout-{name}")
-        self._serve(name, capacity)
+
+    def _cell_joined(self, event: Event, data: e.CellJoined) -> None:
+        self._engines[event.entity] = data.capacity
+        self._serve(event.entity, data.capacity)
+
+    def _cell_lost(self, event: Event, data: e.CellLost) -> None:
+        self._serve(event.entity, 0)
+        self._training.leave(event.entity)
 
     def _serve(self, name: str, capacity: int) -> None:
         """`capacity` 0: it serves no more."""
@@ -233,31 +227,27 @@ class Facts:
         match (data.target, data.phase):
             case ("train", "decided"):
                 self._serve(name, 0)
-                self._phase(event, "rollout", "draining", 0.0)
+                self._phase(event, "rollout", "draining")
             case ("train", "draining"):
-                self._phase(event, "rollout", "drained", 0.0)
+                self._phase(event, "rollout", "drained")
             case ("train", "drained"):
-                self._phase(event, "rollout", "released", 0.0)
+                self._phase(event, "rollout", "released")
             case ("train", "released"):
-                pull = self._world.pull_s if cell_index(name) else 0.0
-                self._phase(event, "trainer", "acquired", self._world.to_train_s + pull)
+                self._phase(event, "trainer", "acquired")
             case ("train", "completed"):
-                self._training[name] = data.epoch
-                self._idle.add(name)
-                self._claim()
+                self._training.enter(name, data.epoch)
             case ("rollout", "decided"):
-                self._training.pop(name, None)
-                self._idle.discard(name)
-                self._phase(event, "trainer", "released", 0.0)
+                self._training.leave(name)
+                self._phase(event, "trainer", "released")
             case ("rollout", "released"):
-                # The core has its weights; the others serve once they have been published.
-                late = max(0, self._published_us - self._now_us) / 1e6 if cell_index(name) else 0.0
-                self._phase(event, "rollout", "acquired", max(self._world.to_rollout_s, late))
+                self._phase(event, "rollout", "acquired")
             case ("rollout", "completed"):
-                self._serve(name, self._config.cells.capacity)
+                self._serve(name, self._engines[name])
 
-    def _phase(self, event: Event, owner: str, phase: Any, seconds: float) -> None:
+    def _phase(self, event: Event, owner: str, phase: Any) -> None:
         data: e.CellRoleTransition = event.data
+        publication_us = max(0, self._training.publication_us - self._now_us)
+        after_us, seconds = self._answers.phase(event, phase, publication_us)
 
         def say() -> None:
             said = e.CellRoleTransition(
@@ -266,7 +256,7 @@ class Facts:
                 target=data.target,
                 epoch=data.epoch,
                 seconds=seconds,
-                version=self._exposed if (data.target, phase) == ("rollout", "acquired") else -1,
+                version=self._training.version if (data.target, phase) == ("rollout", "acquired") else -1,
             )
             name = event.entity
             self._say(
@@ -279,149 +269,29 @@ class Facts:
                 instance=f"{owner}-{name}",
             )
 
-        if seconds:
-            self._later(seconds, say)
-        else:
-            say()
+        self._tell(after_us, ("cell.role-transition", event.entity, data.epoch, phase), say)
 
-    # --- training
-
-    def _burst_ended(self, event: Event, data: e.BurstEnded) -> None:
-        """Who goes back takes nothing any more."""
-        staying = set(data.stays)
-        self._training = {name: epoch for name, epoch in self._training.items() if name in staying}
-        self._idle &= staying
-
-    def _batch_opened(self, event: Event, data: e.BatchOpened) -> None:
-        self._batch, self._done = data, []
-        self._expose(event, data.version, "join")
-
-    def _enqueued(self, event: Event, data: e.MicroStepEnqueued) -> None:
-        self._waiting.append((event, data))
-        self._claim()
-
-    def _claim(self) -> None:
-        while self._waiting and self._idle:
-            event, data = self._waiting.popleft()
-            name = min(self._idle, key=cell_index)
-            self._idle.discard(name)
-            claimed = e.MicroStepClaimed(batch=data.batch, cell=name, epoch=self._training[name])
-            self._say(
-                "trainer",
-                "micro-step.claimed",
-                event.entity,
-                claimed,
-                id=f"{event.id}.claimed.{name}",
-                cause=event.seq,
-                instance=f"trainer-{name}",
-            )
-            seconds = data.tokens * self._s_per_token / self._world.cell_nodes
-            self._claims[event.entity] = (seconds, data)
-
-    def _claimed(self, event: Event, data: e.MicroStepClaimed) -> None:
-        seconds, enqueued = self._claims.pop(event.entity)
-        done = e.MicroStepDone(
-            batch=data.batch,
-            cell=data.cell,
-            loss=0.0,
-            tokens=enqueued.tokens,
-            targets=sum(row.targets for row in enqueued.rows),
-            executions=len({row.execution for row in enqueued.rows}),
-            masked=0,
-            gap=_GAP,
-            seconds=seconds,
-        )
-        self._later(
-            seconds,
-            lambda: self._say(
-                "trainer",
-                "micro-step.done",
-                event.entity,
-                done,
-                id=f"{event.id}.done",
-                cause=event.seq,
-                instance=event.instance,
-            ),
-        )
-
-    def _micro_step_done(self, event: Event, data: e.MicroStepDone) -> None:
-        self._done.append(data)
-        if data.cell in self._training:
-            self._idle.add(data.cell)
-        self._claim()
-
-    def _join_closed(self, event: Event, data: e.BatchJoinClosed) -> None:
-        assert self._batch is not None
-        batch, done = self._batch, self._done
-        whole = 0.0 if self._streams() else self._world.whole_batch_s
-        seconds = self._world.step_s + whole
-
-        def step() -> None:
-            version = batch.version + 1
-            saved = e.CheckpointSaved(
-                version=version, path=f"checkpoints/v{version:06d}", digest="simulated", log_sequence=event.seq
-            )
-            self._trainer("checkpoint.saved", f"v{version:06d}", saved, event, "saved")
-            stepped = e.BatchStepped(
-                step=batch.step,
-                version=version,
-                members=data.members,
-                loss=0.0,
-                grad_norm=0.0,
-                lr=self._config.trainer.lr,
-                micro_steps=len(done),
-                tokens=sum(each.tokens for each in done),
-                targets=sum(each.targets for each in done),
-                executions=sum(each.executions for each in done),
-                masked=0,
-                reward=0.0,
-                gap=_GAP,
-                seconds=seconds,
-                as_of=event.seq,
-            )
-            self._trainer("batch.stepped", event.entity, stepped, event, "stepped")
-
-        self._later(seconds, step)
-
-    def _streams(self) -> bool:
-        return self._config.scheduler.streaming
-
-    def _batch_stepped(self, event: Event, data: e.BatchStepped) -> None:
-        assert self._batch is not None
-        if self._batch.final:
-            self._expose(event, data.version, "publish")
-
-    def _expose(self, event: Event, version: int, purpose: Any) -> None:
-        exposed = e.WeightsExposed(version=version, purpose=purpose, address={}, bytes=0)
-        self._trainer("weights.exposed", cell_id(0), exposed, event, f"exposed.{purpose}")
+    # --- weights and timers
 
     def _weights_exposed(self, event: Event, data: e.WeightsExposed) -> None:
+        self._training.exposed(event, data)
         if data.purpose != "publish":
             return
-        self._exposed = data.version
-        self._published_us = event.time_us + round(self._world.publish_s * 1e6)
+        for after_us, engines, published in self._answers.published(data.version):
 
-        def publish() -> None:
-            published = e.WeightsPublished(
-                version=data.version, bytes=0, seconds=self._world.publish_s, transport="simulated"
-            )
-            for name in self._serving:
-                self._say(
-                    "rollout",
-                    "weights.published",
-                    name,
-                    published,
-                    id=f"{event.id}.published.{name}",
-                    cause=event.seq,
-                    instance=f"rollout-{name}",
-                )
+            def publish(engines: frozenset[str] | None = engines, published: e.WeightsPublished = published) -> None:
+                for name in self._serving if engines is None else [each for each in self._serving if each in engines]:
+                    self._say(
+                        "rollout",
+                        "weights.published",
+                        name,
+                        published,
+                        id=f"{event.id}.published.{name}",
+                        cause=event.seq,
+                        instance=f"rollout-{name}",
+                    )
 
-        self._later(self._world.publish_s, publish)
-
-    def _trainer(self, kind: str, entity: str, data: Any, event: Event, verb: str) -> None:
-        self._say("trainer", kind, entity, data, id=f"{event.id}.{verb}", cause=event.seq, instance="trainer-cell-0")
-
-    # --- timers
+            self._tell(after_us, ("weights.published", data.version, engines), publish)
 
     def _timer_set(self, event: Event, data: e.TimerSet) -> None:
         def fire() -> None:
@@ -430,4 +300,19 @@ class Facts:
                 fired = e.TimerFired(purpose=data.purpose)
                 self._say(event.owner, "timer.fired", event.entity, fired, id=f"{event.entity}.fired", cause=0)
 
-        self._later(max(0.0, (data.due_us - self._now_us) / 1e6), fire)
+        due_us = max(self._now_us, data.due_us) + self._answers.late(event.entity)
+        self._pending.add(due_us, ("timer.fired", event.entity), fire)
+
+
+def key_of(event: Event) -> Hashable:
+    """Of the fact that waits until this is heard."""
+    data = event.data
+    match event.kind:
+        case "cell.role-transition":
+            return event.kind, event.entity, data.epoch, data.phase
+        case "weights.exposed":
+            return event.kind, data.version, data.purpose
+        case "weights.published":
+            return event.kind, data.version, frozenset({event.entity})
+        case _:
+            return event.kind, event.entity
