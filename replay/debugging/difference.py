@@ -108,6 +108,14 @@ def compare_runs(a: Iterable[Event], b: Iterable[Event]) -> RunDifference:
     )
 
 
+def account(log: Iterable[Event]) -> Side:
+    """The figures of one log. Raises LogBroken where a state can't follow it."""
+    found = _Account()
+    for moment in Walk(log):
+        found.see(moment)
+    return found.side()
+
+
 Content = tuple[str, str, Any]
 
 

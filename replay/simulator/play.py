@@ -9,14 +9,14 @@ that order, and what they decide follows in the log with the ids and causation t
 log is a log: it is written in the same format, and replayed and checked by the same code. What is not modelled is the
 time that services take to hear of each other.
 
-A decider is not fed kinds that change nothing for it (`UNHEARD`): that a replay, which feeds everything, takes the same
+In a scenario a decider is not fed kinds that change nothing for it there (`UNHEARD`): that a replay, which feeds everything, takes the same
 decisions is the proof that this leaves nothing out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from services.mesh.decider import Driver
 from services.packer.core.packing import Packer
 from services.scheduler.decider import Scheduler
 from services.trajectories.core.outcome import Outcome as Outcomes
+
+Watcher = Callable[[Event], None]
 
 UNHEARD: dict[str, frozenset[str]] = {
     "scheduler": frozenset(
@@ -88,8 +90,6 @@ UNHEARD: dict[str, frozenset[str]] = {
     ),
 }
 
-Watcher = Callable[[Event], None]
-
 
 class Play:
     """`play` goes on to the end of the run. `events` is the log where `keep` is set; `watchers` see every event."""
@@ -103,11 +103,12 @@ class Play:
         start_us: int,
         keep: bool = False,
         watchers: Sequence[Watcher] = (),
+        unheard: Mapping[str, frozenset[str]] = UNHEARD,
     ) -> None:
         self.name, self.start_us = name, start_us
         self.events: list[Event] = []
         self.count = 0
-        self._keep, self._watchers = keep, watchers
+        self._keep, self._watchers, self._unheard = keep, watchers, unheard
         self._now_us = start_us
         self._queue: deque[Event] = deque()
         self._seq = 0
@@ -175,25 +176,28 @@ class Play:
         return [
             driver
             for driver in self._drivers
-            if event.kind not in UNHEARD[driver.decider.name] and driver.is_input(event)
+            if event.kind not in self._unheard.get(driver.decider.name, ()) and driver.is_input(event)
         ]
 
     def _publish(self, name: str, cause: int, decisions: Sequence[Decision]) -> None:
         for index, decision in enumerate(decisions):
-            self._seq += 1
-            self._queue.append(
-                Event(
-                    seq=self._seq,
-                    time_us=self._now_us,
-                    kind=decision.kind,
-                    entity=decision.entity,
-                    owner=name,
-                    instance=name,
-                    causation=cause,
-                    id=decision_id(self.name, name, cause, index),
-                    data=decision.data,
-                )
+            self._publish_one(name, cause, index, decision)
+
+    def _publish_one(self, name: str, cause: int, index: int, decision: Decision) -> None:
+        self._seq += 1
+        self._queue.append(
+            Event(
+                seq=self._seq,
+                time_us=self._now_us,
+                kind=decision.kind,
+                entity=decision.entity,
+                owner=name,
+                instance=name,
+                causation=cause,
+                id=decision_id(self.name, name, cause, index),
+                data=decision.data,
             )
+        )
 
     def _say(self, owner: str, kind: str, entity: str, data: Any, *, id: str, cause: int, instance: str = "") -> None:
         self._seq += 1

@@ -11,6 +11,7 @@ It can also listen to a recorded run: then it says nothing, and what it hears ta
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 from replay.simulator.answers import Answers, Said
@@ -35,6 +36,8 @@ class Facts:
         self._pending = Pending()
         self._training = Training(answers, config.trainer.lr, say=say, tell=self._tell)
         self._listening = False
+        self._at_once: dict[Hashable, Callable[[], None]] = {}
+        """What would have been said at once, had it not been for listening."""
         self._now_us = 0
         self._placed: dict[str, Event] = {}
         """Execution that has not ended to the event that placed it last."""
@@ -47,6 +50,11 @@ class Facts:
         self._serving: dict[str, int] = {}
         """Engine that serves to its capacity."""
         self._asked: dict[str, e.EvaluationRequested] = {}
+        self._has: dict[str, int] = {}
+        """Engine to the version that was published to it last."""
+        self._others = 0
+        self.lost: set[str] = set()
+        """Cells that have not come back."""
         self._on: dict[str, Callable[[Event, Any], None]] = {
             **self._training.on,
             "execution.placed": self._execution_placed,
@@ -62,6 +70,7 @@ class Facts:
             "cell.lost": self._cell_lost,
             "cell.role-transition": self._role_transition,
             "weights.exposed": self._weights_exposed,
+            "weights.published": self._weights_published,
             "timer.set": self._timer_set,
         }
 
@@ -72,7 +81,7 @@ class Facts:
         """Engines come up."""
         self._now_us = now_us
         for name, (after_us, joined) in self._answers.joins():
-            self._tell(after_us, ("cell.joined", name), lambda name=name, joined=joined: self._join(name, joined))
+            self._tell(after_us, ("cell.joined", name), partial(self._join, name, joined))
 
     def listen(self) -> None:
         """What `answer` hears is recorded, from the beginning until `go_on`."""
@@ -83,24 +92,26 @@ class Facts:
         self._now_us = now_us
         self._listening = self._training.held = False
         self._training.claim()
+        for what in self._at_once.values():
+            what()
+        self._at_once.clear()
+
+    def heard(self, event: Event) -> None:
+        """It was said by the recording: nobody else says it."""
+        key = key_of(event)
+        self._pending.drop(key)
+        self._at_once.pop(key, None)
 
     def answer(self, event: Event) -> None:
         self._now_us = event.time_us
-        if self._listening:
-            self._pending.drop(key_of(event))
         handler = self._on.get(event.kind)
         if handler is not None:
             handler(event, event.data)
 
-    def later(self, due_us: int, event: Event) -> None:
-        """A fact that nothing in the log causes."""
-        self._pending.add(
-            due_us,
-            ("later", event.seq),
-            lambda: self._say(
-                event.owner, event.kind, event.entity, event.data, id=event.id, cause=0, instance=event.instance
-            ),
-        )
+    def say_at(self, due_us: int, what: Callable[[], None]) -> None:
+        """Something that no rule of the world brings about."""
+        self._others += 1
+        self._pending.add(due_us, self._others, what)
 
     def next_us(self) -> int | None:
         """When the next thing happens."""
@@ -119,7 +130,9 @@ class Facts:
             self._pending.take()()
 
     def _tell(self, after_us: int, key: Hashable, what: Callable[[], None]) -> None:
-        if after_us <= 0 and not self._listening:
+        if after_us <= 0 and self._listening:
+            self._at_once[key] = what
+        elif after_us <= 0:
             what()
         else:
             self._pending.add(self._now_us + after_us, key, what)
@@ -154,6 +167,7 @@ class Facts:
         """It runs no more; seconds for which it did."""
         since_us = self._started.pop(name, None)
         self._pending.drop(("execution.started", name))
+        self._at_once.pop(("execution.started", name), None)
         if since_us is None:
             return 0.0
         self._progress.drop(now_us, name)
@@ -207,10 +221,12 @@ class Facts:
         self._say("rollout", "cell.joined", name, joined, id=f"{name}.joined", cause=0, instance=f"rollout-{name}")
 
     def _cell_joined(self, event: Event, data: e.CellJoined) -> None:
+        self.lost.discard(event.entity)
         self._engines[event.entity] = data.capacity
         self._serve(event.entity, data.capacity)
 
     def _cell_lost(self, event: Event, data: e.CellLost) -> None:
+        self.lost.add(event.entity)
         self._serve(event.entity, 0)
         self._training.leave(event.entity)
 
@@ -280,7 +296,9 @@ class Facts:
         for after_us, engines, published in self._answers.published(data.version):
 
             def publish(engines: frozenset[str] | None = engines, published: e.WeightsPublished = published) -> None:
-                for name in self._serving if engines is None else [each for each in self._serving if each in engines]:
+                for name in self._serving:
+                    if self._has.get(name) == published.version or not (engines is None or name in engines):
+                        continue
                     self._say(
                         "rollout",
                         "weights.published",
@@ -292,6 +310,9 @@ class Facts:
                     )
 
             self._tell(after_us, ("weights.published", data.version, engines), publish)
+
+    def _weights_published(self, event: Event, data: e.WeightsPublished) -> None:
+        self._has[event.entity] = data.version
 
     def _timer_set(self, event: Event, data: e.TimerSet) -> None:
         def fire() -> None:
@@ -312,7 +333,5 @@ def key_of(event: Event) -> Hashable:
             return event.kind, event.entity, data.epoch, data.phase
         case "weights.exposed":
             return event.kind, data.version, data.purpose
-        case "weights.published":
-            return event.kind, data.version, frozenset({event.entity})
         case _:
             return event.kind, event.entity

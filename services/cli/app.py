@@ -162,13 +162,15 @@ def replay(
     step: Annotated[bool, Flag] = False,
     why: str = "",
     diff: Annotated[bool, Flag] = False,
+    changes: Annotated[list[str] | None, Parameter(name="--with", negative=())] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     state: State = STATE,
     json: Json = False,
 ) -> int:
     """Decide again from recorded runs and compare every decision. Exit code 1 when one differs, 2 for an unusable file.
 
     With one of --at, --until, --step, --why it debugs one recorded run instead: where it stood, and why; with --diff it
-    compares two.
+    compares two. With --with it asks what had happened under other parameters.
 
     Parameters
     ----------
@@ -189,9 +191,19 @@ def replay(
         (e-000012.03), a group (g-000012), a batch (b-000003), a micro-step (m-000003.007).
     diff
         Compare two logs: configuration, the first decision that parts, when each step was made, idle cells, figures.
+    changes
+        A parameter that is another one, rho_min=0.3 or strategy=colocate: from where decisions part, the recorded world goes
+        on under the new ones. May be given again.
+    output
+        With --with: write the log that comes out to this file.
     """
     from services.cli.replay_command import refuse_both, replay_command
 
+    if changes:
+        from services.cli.what_if_command import refuse_others, what_if_command
+
+        refuse_others(at=at, until=until, step=step, why=why, diff=diff, follow=follow, decider=decider)
+        return what_if_command(paths, changes, output=output, json=json)
     if at or until or step or why or diff:
         from services.cli.debug_command import debug_command, refuse_deciding
 

@@ -1,0 +1,82 @@
+"""`gyre replay FILE --with KEY=VALUE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from replay.logfile import read_events
+from schemas.errors import ConfigError, GyreError
+from services.cli.app import app
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "small.gyre"
+    assert app(["simulate", "small", "--set", "run.steps=3", "-o", str(path)]) == 0
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    capsys.readouterr()
+    assert app([str(each) for each in words]) == code
+    return capsys.readouterr().out
+
+
+def test_it_says_where_decisions_part_and_what_becomes_of_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "replay", log, "--with", "rho_min=0.9", "--with", "tau_s=30")
+    for line in (
+        "scheduler.rho_min  0.125 -> 0.9",
+        "decisions part after",
+        "when each step is made",
+        "staleness_mean",
+        "idle_cell_hours",
+    ):
+        assert line in out
+    assert "what the recording can't tell" in out
+
+
+def test_as_data(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, "replay", log, "--with", "rho_min=0.9", "--json"))
+    assert found["changes"] == [{"key": "scheduler.rho_min", "was": 0.125, "now": 0.9}]
+    assert [each["step"] for each in found["steps"]] == [1, 2, 3]
+    assert found["world_pct"] == 0.0 and found["parting"]["decider"] == "scheduler"
+    assert {"idle_cell_hours", "staleness_mean"} <= found["what_if"]["figures"].keys()
+
+
+def test_the_recorded_value_gives_the_recording_back(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = tmp_path / "again.gyre"
+    out = said(capsys, "replay", log, "--with", "scheduler.rho_min=0.125", "-o", again)
+    assert "no decision changes" in out
+    assert read_events(again) == read_events(log)
+
+
+def test_the_log_that_comes_out_is_a_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.gyre"
+    said(capsys, "replay", log, "--with", "strategy=colocate", "--output", other)
+    said(capsys, "check", other)
+    said(capsys, "replay", other)
+
+
+def test_files_that_can_not_be_used_are_refused(log: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gyre"
+    broken.write_bytes(log.read_bytes()[:5000])
+    for path, words in (
+        (broken, ["--with", "rho_min=0.3"]),
+        (tmp_path / "none.gyre", ["--with", "rho_min=0.3"]),
+        (tmp_path, ["--with", "rho_min=0.3"]),
+        (log, ["--with", "rho_mn=0.3"]),
+        (log, ["--with", "rho_min=0.3", "--at", "40"]),
+    ):
+        with pytest.raises(GyreError) as raised:
+            app(["replay", str(path), *words])
+        assert raised.value.exit_code == 2
+
+
+def test_an_unknown_key_names_what_is_near(log: Path) -> None:
+    with pytest.raises(ConfigError, match=r"scheduler\.rho_min"):
+        app(["replay", str(log), "--with", "rho_mim=0.3"])
