@@ -75,10 +75,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]]
     """`name`, `description`, `input_schema` of each."""
     messages: list[Message]
+    root: bytes = b""
+    """Its key, where that is known already."""
 
     def key(self) -> bytes:
-        """Where every chain of this agent, system text and tools begins: two agents never share a branch."""
-        return digest(["root", self.agent, self.system, canonical(self.tools)])
+        """Where every chain of this agent, system text and tools begins."""
+        return self.root or root_key(self.agent, self.system, self.tools)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,33 +102,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What the dialect has to know again when it answers."""
 
 
-def normalise(messages: Iterable[Message]) -> list[Message]:
-    """Messages as they are keyed and rendered: empty ones left out, neighbouring assistant messages joined,
-    whitespace-only text of the assistant dropped, tool results in the order of their calls and before other text."""
-    told: list[Message] = []
-    for message in messages:
-        blocks = message.blocks
-        if message.role == "assistant":
-            blocks = [block for block in blocks if not (isinstance(block, Text) and not block.text.strip())]
-            if told and told[-1].role == "assistant":
-                blocks = told.pop().blocks + blocks
-        elif not blocks:
-            continue
-        else:
-            order = _call_order(told[-1]) if told else {}
-            blocks = sorted(blocks, key=lambda block: _place(block, order))
-        told.append(Message(role=message.role, blocks=blocks))
-    return told
-
-
-def news(messages: Sequence[Message]) -> list[str]:
-    """Texts since the last answer: what a request is for may stand before a reminder that the harness adds."""
-    texts: list[str] = []
-    for message in reversed(messages):
-        if message.role == "assistant":
-            break
-        texts += [block.text for block in message.blocks if isinstance(block, Text)]
-    return texts
+def root_key(agent: str, system: str, tools: list[dict[str, Any]]) -> bytes:
+    """Digest of what a branch begins with: two agents never share one."""
+    return digest(["root", agent, system, canonical(tools)])
 
 
 def shaped(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -175,11 +153,3 @@ def link(chain: bytes, key: bytes) -> bytes:
 def joined(blocks: Sequence[dict[str, Any]]) -> str:
     """Text of several text blocks, as the template shows it."""
     return block_text(blocks)
-
-
-def _call_order(message: Message) -> dict[str, int]:
-    return {call: index for index, call in enumerate(message.call_ids)}
-
-
-def _place(block: Block, order: dict[str, int]) -> int:
-    return order.get(block.tool_use_id, len(order)) if isinstance(block, Result) else len(order) + 1

@@ -25,6 +25,7 @@ from services.proxy.calls import Flight, Prompt
 from services.proxy.conversation import Message, Request, decode_blocks, encode_blocks, link
 from services.proxy.encoder import PromptEncoder, cut_at
 from services.proxy.engine import Engines, Sampled
+from services.proxy.memory import Memory
 from services.proxy.records import Ledger
 from services.proxy.refusal import Refused, prompt_too_long
 from services.proxy.routes import Routes
@@ -55,6 +56,7 @@ class Execution:
         self._temperature = temperature
         self.execution, self.attempt = execution, attempt
         self.tree = Tree()
+        self.memory = Memory()
         self.flights: dict[str, Flight] = {}
         self._all: set[Flight] = set()
         """Flights that have not ended; `flights` no longer holds those that were stopped."""
@@ -230,6 +232,7 @@ class Execution:
         ), answer
 
     def _take(self, entries: Sequence[RecordEntry]) -> None:
+        self.tree.forget_places()
         for entry in entries:
             match entry:
                 case CallRecord():

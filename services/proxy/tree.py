@@ -23,6 +23,9 @@ import msgspec
 from schemas.records import CallRecord
 from services.proxy.conversation import Conversation, Message, link
 
+_PLACES = 32
+"""Roots whose last conversation is remembered."""
+
 
 class Node:
     """One recorded call. Everything but `delivered` is fixed."""
@@ -112,6 +115,27 @@ def answer_key(call: str, turn: Message) -> bytes:
     return call.encode() if turn.call_ids else turn.key()
 
 
+class _Placed:
+    """Messages of one conversation, and of each: its turn, the chain up to it, and the best parent so far."""
+
+    __slots__ = ("chains", "messages", "parents", "turns")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.turns: list[Turn] = []
+        self.chains: list[bytes] = []
+        self.parents: list[tuple[Node | None, int]] = []
+
+    def add(self, message: Message, turn: Turn, chain: bytes, parent: tuple[Node | None, int]) -> None:
+        self.messages.append(message)
+        self.turns.append(turn)
+        self.chains.append(chain)
+        self.parents.append(parent)
+
+    def cut(self, count: int) -> None:
+        del self.messages[count:], self.turns[count:], self.chains[count:], self.parents[count:]
+
+
 class Tree:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -120,6 +144,8 @@ class Tree:
         self._by_prefix: dict[bytes, Node] = {}
         self._by_call_id: dict[str, Node] = {}
         self._by_content: dict[bytes, Node] = {}
+        self._places: dict[bytes, _Placed] = {}
+        """Where the last conversation from each root was placed, the least recently asked first."""
 
     def __repr__(self) -> str:
         roots = sum(node.parent is None for node in self.nodes)
@@ -151,25 +177,42 @@ class Tree:
         if not node.delivered:
             node.delivered = True
             self._reveal(node)
+            self.forget_places()
 
     def place(self, conversation: Conversation) -> Place:
-        """Where the next call of this conversation attaches. Costs one pass over the keys, no tokens."""
-        chain = conversation.key()
-        turns: list[Turn] = []
-        parent, start = None, 0
-        last = len(conversation.messages) - 1
-        for index, message in enumerate(conversation.messages):
-            node = None
+        """Where the next call of this conversation attaches. Costs no tokens, and of messages that the last request with
+        this root had too (the same objects) a comparison each."""
+        root, messages = conversation.key(), conversation.messages
+        known = self._places.pop(root, None) or _Placed()
+        self._places[root] = known
+        while len(self._places) > _PLACES:
+            del self._places[next(iter(self._places))]
+        # Of the last message at the end of either nothing is kept: no answer is looked for there.
+        same = 0
+        for mine, theirs in zip(known.messages[:-1], messages[:-1], strict=False):
+            if mine is not theirs:
+                break
+            same += 1
+        known.cut(same)
+        chain = known.chains[-1] if known.chains else root
+        parent, start = known.parents[-1] if known.parents else (None, 0)
+        last = len(messages) - 1
+        for index in range(same, len(messages)):
+            message, node = messages[index], None
             if message.role == "assistant":
                 key, node = self._recognise(message)
             else:
                 key = message.key()
             chain = link(chain, key)
-            turns.append(Turn(message, node))
             # An assistant message at the very end is to be continued, so it cannot be the parent of its own end.
             if message.role == "assistant" and index < last and (found := self._by_prefix.get(chain)):
                 parent, start = found, index + 1
-        return Place(parent, turns[start:], chain)
+            known.add(message, Turn(message, node), chain, (parent, start))
+        return Place(parent, known.turns[start:], chain)
+
+    def forget_places(self) -> None:
+        """An answer that was not to be seen is there now: what was placed before may belong after it."""
+        self._places.clear()
 
     def _recognise(self, message: Message) -> tuple[bytes, Node | None]:
         ids = message.call_ids

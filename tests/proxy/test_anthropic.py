@@ -33,7 +33,7 @@ def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
         ({"messages": 5}, "messages"),
         ({"messages": []}, "first message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "first message"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "reads text only"),
         (

@@ -18,9 +18,9 @@ from services.proxy.conversation import (
     canonical,
     decode_blocks,
     encode_blocks,
-    normalise,
 )
 from services.proxy.dialects.anthropic import parse
+from services.proxy.transcript import Transcript
 from tests.proxy.conftest import body_of
 
 numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
@@ -77,6 +77,13 @@ def test_the_rewrites_that_were_seen() -> None:
     assert canonical(True) is True and canonical(10**400) is None and canonical(1.5) == 1.5
 
 
+def told(messages: list[Message]) -> list[Message]:
+    transcript = Transcript()
+    for message in messages:
+        (transcript.user if message.role == "user" else transcript.assistant)(message.blocks)
+    return transcript.messages
+
+
 @given(st.lists(st.text(), max_size=4), st.lists(st.sampled_from(["", " ", "\n\n", "\t"]), max_size=3), st.randoms())
 def test_white_space_text_of_the_assistant_is_nothing(texts: list[str], blank: list[str], draw: Any) -> None:
     kept = [Text(text=text) for text in texts if text.strip()]
@@ -84,7 +91,7 @@ def test_white_space_text_of_the_assistant_is_nothing(texts: list[str], blank: l
     for text in blank:
         mixed.insert(draw.randint(0, len(mixed)), Text(text=text))
     user = Message(role="user", blocks=[Text(text="u")])
-    plain, spoiled = (normalise([user, Message(role="assistant", blocks=list(b))]) for b in (kept, mixed))
+    plain, spoiled = (told([user, Message(role="assistant", blocks=list(b))]) for b in (kept, mixed))
     assert plain == spoiled
 
 
@@ -92,7 +99,7 @@ def test_white_space_text_of_the_assistant_is_nothing(texts: list[str], blank: l
 def test_results_come_in_the_order_of_their_calls(order: list[int]) -> None:
     calls = [Call(id=f"t{i}", name="f", input={}) for i in range(4)]
     results = [Result(tool_use_id=f"t{i}", content=str(i)) for i in order]
-    messages = normalise(
+    messages = told(
         [
             Message(role="user", blocks=[Text(text="go")]),
             Message(role="assistant", blocks=list(calls)),

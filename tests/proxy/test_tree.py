@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.mesh.tree_codec import decode_record, encode_record
 from services.proxy.conversation import Message, decode_blocks, encode_blocks, link
 from services.proxy.dialects.anthropic import parse
 from services.proxy.encoder import Encoder
+from services.proxy.memory import Memory
 from services.proxy.tree import Node, Tree, answer_key
 from tests.proxy.conftest import EXECUTION, body_of, call_text, result_of
 
@@ -26,11 +28,17 @@ class Talk:
     def __init__(self, encoder: Encoder, tokenizer: ChatTokenizer) -> None:
         self.encoder, self.tokenizer = encoder, tokenizer
         self.tree, self.records, self.prompts = Tree(), list[CallRecord](), list[list[int]]()
+        self.memory = Memory()
 
     def ask(self, body: dict[str, Any], said: str, *, finish: Any = "stop", agent: str = "") -> list[dict[str, Any]]:
         """The answer's content as a harness gets it."""
-        request = parse(json.dumps(body).encode(), {"x-claude-code-agent-id": agent})
+        data, headers = json.dumps(body).encode(), {"x-claude-code-agent-id": agent}
+        request = parse(data, headers, self.memory)
+        assert request == parse(data, headers)
         place = self.tree.place(request.conversation)
+        forgetful = copy.copy(self.tree)
+        forgetful._places = {}
+        assert place == forgetful.place(request.conversation)
         new = self.encoder.new_ids(request.conversation, place)
         self.prompts.append((place.parent.token_ids() if place.parent else []) + new)
         ids = self.tokenizer.encode(said) + ([self.tokenizer.eos_token_id] if finish == "stop" else [])

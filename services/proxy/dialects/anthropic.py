@@ -16,31 +16,20 @@ from services.proxy.conversation import (
     Block,
     Call,
     Conversation,
-    Message,
     Request,
     Result,
     Text,
     Thinking,
-    digest,
     joined,
-    news,
-    normalise,
 )
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
-from services.proxy.dialects.wire import (
-    NO_GRAMMAR,
-    compact,
-    convert,
-    decode_object,
-    field,
-    numbers,
-    reminder,
-    shown,
-    stops,
-)
+from services.proxy.dialects.wire import NO_GRAMMAR, Body, compact, decode, field, numbers, read_body, shown, stops
+from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
+from services.proxy.transcript import Transcript
 
+NAME = "messages"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 KINDS = {
     400: "invalid_request_error",
@@ -58,14 +47,12 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | list[dict[str, Any]]
 
 
-class _Body(msgspec.Struct, frozen=True):
-    messages: list[_Message]
+class _Head(msgspec.Struct, frozen=True):
     model: str = ""
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     max_tokens: int | None = None
-    stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -76,43 +63,69 @@ class _Body(msgspec.Struct, frozen=True):
     output_format: Any = None
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> Request:
-    """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
-    tree = decode_object(data)
-    body = convert(tree, _Body)
+class _Read(msgspec.Struct, frozen=True):
+    """A head that was read."""
+
+    body: _Head
+    billing: str
+    system: str
+    tools: list[dict[str, Any]]
+
+
+def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None) -> Request:
+    """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
+    the place and the reason."""
+    known = memory or Memory()
+    return read_body(data, ("messages", "stream"), lambda body: _request(body, headers, known))
+
+
+def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
+    head = memory.head(body.head, _head)
+    read = head.value
+    items = body.items("messages")
+    history = memory.history(NAME, items)
+    told = history.read(items, _message)
+    if not told.messages or told.messages[0].role != "user":
+        raise Refused(400, "messages: the first message must use the user role and say something")
+    asker = Asker(headers=headers, billing=read.billing, system=read.system, last_texts=told.news())
+    role, agent = classify(asker)
+    asked = read.body
+    return Request(
+        conversation=Conversation(
+            agent=agent,
+            role=role,
+            system=read.system,
+            tools=read.tools,
+            messages=list(told.messages),
+            root=memory.root(agent, read.system, read.tools),
+        ),
+        digest=request_digest(NAME, agent, head, history),
+        model=asked.model,
+        stream=bool(body.value("stream", bool)),
+        max_tokens=asked.max_tokens,
+        asked=numbers(temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, max_tokens=asked.max_tokens),
+        stop=stops(asked.stop_sequences, "stop_sequences"),
+        calls_allowed=(asked.tool_choice or {}).get("type") != "none",
+    )
+
+
+def _head(data: bytes) -> _Read:
+    body = decode(data, _Head)
     _check(body)
     system = [{"type": "text", "text": body.system}] if isinstance(body.system, str) else body.system or []
     for index, block in enumerate(system):
         field(block, "text", str, f"system.{index}")
     billing = [block["text"] for block in system if block["text"].startswith(BILLING)]
     told = [block for block in system if not block["text"].startswith(BILLING)]
-    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
-    instructions = joined([{"type": "text", "text": block["text"]} for block in told])
-    role, agent = classify(
-        Asker(headers=headers, billing=" ".join(billing), system=instructions, last_texts=news(messages))
-    )
-    normal = normalise(messages)
-    if not normal or normal[0].role != "user":
-        raise Refused(400, "messages: the first message must use the user role and say something")
-    return Request(
-        conversation=Conversation(
-            agent=agent,
-            role=role,
-            system=instructions,
-            tools=_tools(body.tools or []),
-            messages=normal,
-        ),
-        digest=digest([agent, {key: value for key, value in tree.items() if key != "stream"}]).hex(),
-        model=body.model,
-        stream=body.stream,
-        max_tokens=body.max_tokens,
-        asked=numbers(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_tokens=body.max_tokens),
-        stop=stops(body.stop_sequences, "stop_sequences"),
-        calls_allowed=(body.tool_choice or {}).get("type") != "none",
+    return _Read(
+        body=body,
+        billing=" ".join(billing),
+        system=joined([{"type": "text", "text": block["text"]} for block in told]),
+        tools=_tools(body.tools or []),
     )
 
 
-def _check(body: _Body) -> None:
+def _check(body: _Head) -> None:
     choice = (body.tool_choice or {}).get("type", "auto")
     if choice in ("any", "tool"):
         raise Refused(
@@ -147,15 +160,19 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return known
 
 
-def _message(message: _Message, where: str) -> Message:
-    """One message; a system message in the middle is a reminder where it stands."""
+def _message(told: Transcript, item: bytes, index: int) -> None:
+    where = f"messages.{index}"
+    message = decode(item, _Message, where)
     content = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
-    blocks = []
-    for index, block in enumerate(content):
-        blocks += _blocks(block, message.role, f"{where}.content.{index}")
+    blocks: list[Block] = []
+    for at, block in enumerate(content):
+        blocks += _blocks(block, message.role, f"{where}.content.{at}")
     if message.role == "system":
-        return reminder([block.text for block in blocks if isinstance(block, Text)])
-    return Message(role="assistant" if message.role == "assistant" else "user", blocks=blocks)
+        told.remind([block.text for block in blocks if isinstance(block, Text)])
+    elif message.role == "assistant":
+        told.assistant(blocks)
+    else:
+        told.user(blocks)
 
 
 def _blocks(block: dict[str, Any], role: str, where: str) -> list[Block]:
@@ -303,7 +320,7 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 DIALECT = Dialect(
-    name="messages",
+    name=NAME,
     path="/messages",
     parse=parse,
     whole=message,

@@ -17,29 +17,27 @@ from services.proxy.dialects.openai import (
     PING,
     RETRY_AFTER_S,
     STATUSES,
-    Transcript,
     arguments_of,
+    conversation,
     error,
-    request_digest,
     texts_of,
     wire_id,
 )
-from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode_object, field, numbers, stops
+from services.proxy.dialects.wire import NO_GRAMMAR, Body, compact, convert, decode, field, numbers, read_body, stops
+from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
+from services.proxy.transcript import Transcript
 
 NAME = "chat completions"
 DONE = b"data: [DONE]\n\n"
 
 
-class _Body(msgspec.Struct, frozen=True):
-    messages: list[dict[str, Any]]
+class _Head(msgspec.Struct, frozen=True):
     model: str = ""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -64,38 +62,49 @@ class Wire(msgspec.Struct, frozen=True):
     """A last chunk shall say how many tokens there were."""
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> Request:
-    """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
-    tree = decode_object(data)
-    body = convert(tree, _Body)
-    _check(body)
-    told = Transcript()
-    for index, message in enumerate(body.messages):
-        _message(told, message, f"messages.{index}")
-    conversation = told.conversation(headers, _tools(body.tools or []))
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None) -> Request:
+    """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
+    the place and the reason."""
+    known = memory or Memory()
+    return read_body(data, ("messages", "stream", "stream_options"), lambda body: _request(body, headers, known))
+
+
+def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
+    head = memory.head(body.head, _head)
+    asked, tools = head.value
+    items = body.items("messages")
+    history = memory.history(NAME, items)
+    told = conversation(history.read(items, _message), headers, tools, memory)
+    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    options = body.value("stream_options", dict[str, Any])
     return Request(
-        conversation=conversation,
-        digest=request_digest(NAME, conversation, tree, "stream_options"),
-        model=body.model,
-        stream=bool(body.stream),
+        conversation=told,
+        digest=request_digest(NAME, told.agent, head, history),
+        model=asked.model,
+        stream=bool(body.value("stream", bool)),
         max_tokens=most,
         asked=numbers(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            seed=body.seed,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            seed=asked.seed,
             max_tokens=most,
         ),
-        stop=stops([body.stop] if isinstance(body.stop, str) else body.stop, "stop"),
-        calls_allowed=body.tool_choice != "none",
-        wire=Wire(usage=bool((body.stream_options or {}).get("include_usage"))),
+        stop=stops([asked.stop] if isinstance(asked.stop, str) else asked.stop, "stop"),
+        calls_allowed=asked.tool_choice != "none",
+        wire=Wire(usage=bool((options or {}).get("include_usage"))),
     )
 
 
-def _check(body: _Body) -> None:
+def _head(data: bytes) -> tuple[_Head, list[dict[str, Any]]]:
+    head = decode(data, _Head)
+    _check(head)
+    return head, _tools(head.tools or [])
+
+
+def _check(body: _Head) -> None:
     choice = body.tool_choice
     if choice not in (None, "auto", "none"):
         kind = choice.get("type", "?") if isinstance(choice, dict) else choice
@@ -135,13 +144,15 @@ def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return known
 
 
-def _message(told: Transcript, message: dict[str, Any], where: str) -> None:
+def _message(told: Transcript, item: bytes, index: int) -> None:
+    where = f"messages.{index}"
+    message = decode(item, dict[str, Any], where)
     role = field(message, "role", str, where)
     texts = texts_of(message.get("content"), f"{where}.content")
     if role in ("system", "developer"):
         told.instruct("\n".join(texts))
     elif role == "user":
-        told.user(texts)
+        told.user([Text(text=text) for text in texts])
     elif role == "assistant":
         told.assistant(_said(message, texts, where))
     elif role == "tool":

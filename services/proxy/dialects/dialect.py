@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from services.proxy.conversation import Block, Call, Request, Text, Thinking
+from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
 
 
@@ -52,8 +53,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     path: str
     """Under `/v1`."""
-    parse: Callable[[bytes, Mapping[str, str]], Request]
-    """A request from its body; headers answer lower-case names. Raises Refused (400) with the place and the reason."""
+    parse: Callable[[bytes, Mapping[str, str], Memory], Request]
+    """A request from its body; headers answer lower-case names, the memory is the execution's. Raises Refused (400) with
+    the place and the reason."""
     whole: Callable[[Answer], dict[str, Any]]
     """The body of an answer that isn't streamed."""
     opening: Callable[[Request, int, int], bytes] | None

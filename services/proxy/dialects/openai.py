@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.proxy.conversation import Block, Conversation, Message, Request, Result, Text, digest, news, normalise
+from services.proxy.conversation import Conversation, Request
 from services.proxy.dialects.dialect import OVERLOADED
-from services.proxy.dialects.wire import field, reminder, shown
+from services.proxy.dialects.wire import field, shown
+from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
+from services.proxy.transcript import Transcript
 
 PING = b": ping\n\n"
 STATUSES = {OVERLOADED: 503}
@@ -28,44 +30,21 @@ _TEXTS = ("text", "input_text", "output_text")
 _UNREADABLE = ("image", "image_url", "input_image", "input_audio", "input_file", "file")
 
 
-class Transcript:
-    """Collects the items of a request, in their order."""
-
-    def __init__(self) -> None:
-        self.system: list[str] = []
-        self.messages: list[Message] = []
-
-    def instruct(self, text: str) -> None:
-        """A system or developer message."""
-        if self.messages:
-            self.messages.append(reminder([text]))
-        else:
-            self.system.append(text)
-
-    def user(self, texts: list[str]) -> None:
-        """A user's message; several texts are lines of one."""
-        self.messages.append(Message(role="user", blocks=[Text(text=text) for text in texts]))
-
-    def assistant(self, blocks: list[Block]) -> None:
-        """A part of the assistant's turn; neighbouring parts are one turn."""
-        self.messages.append(Message(role="assistant", blocks=blocks))
-
-    def result(self, result: Result) -> None:
-        """What a call gave. Results that follow each other are one message, so that the order of calls can be theirs."""
-        last = self.messages[-1] if self.messages else None
-        if last and last.role == "user" and last.blocks and all(isinstance(block, Result) for block in last.blocks):
-            self.messages[-1] = Message(role="user", blocks=[*last.blocks, result])
-        else:
-            self.messages.append(Message(role="user", blocks=[result]))
-
-    def conversation(self, headers: Mapping[str, str], tools: list[dict[str, Any]]) -> Conversation:
-        """Everything together. Raises Refused where nobody has said anything yet."""
-        messages = normalise(self.messages)
-        if not messages or messages[0].role != "user":
-            raise Refused(400, "the first message after the instructions must be the user's and say something")
-        system = "\n".join(self.system)
-        role, agent = classify(Asker(headers=headers, system=system, last_texts=news(messages)))
-        return Conversation(agent=agent, role=role, system=system, tools=tools, messages=messages)
+def conversation(
+    told: Transcript,
+    headers: Mapping[str, str],
+    tools: list[dict[str, Any]],
+    memory: Memory,
+    instructions: str | None = None,
+) -> Conversation:
+    """Everything together. Raises Refused where nobody has said anything yet."""
+    messages = list(told.messages)
+    if not messages or messages[0].role != "user":
+        raise Refused(400, "the first message after the instructions must be the user's and say something")
+    system = "\n".join([*([instructions] if instructions else []), *told.system])
+    role, agent = classify(Asker(headers=headers, system=system, last_texts=told.news()))
+    root = memory.root(agent, system, tools)
+    return Conversation(agent=agent, role=role, system=system, tools=tools, messages=messages, root=root)
 
 
 def texts_of(content: Any, where: str) -> list[str]:
@@ -103,12 +82,6 @@ def arguments_of(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {UNPARSED: {"raw": text, "len": len(text)}}
-
-
-def request_digest(name: str, conversation: Conversation, tree: dict[str, Any], *ignored: str) -> str:
-    """Equal for every repetition of a request in one dialect, streaming or not."""
-    kept = {key: value for key, value in tree.items() if key not in ("stream", *ignored)}
-    return digest([name, conversation.agent, kept]).hex()
 
 
 def error(refused: Refused, request_id: str) -> dict[str, Any]:

@@ -19,28 +19,27 @@ from services.proxy.dialects.openai import (
     PING,
     RETRY_AFTER_S,
     STATUSES,
-    Transcript,
     arguments_of,
+    conversation,
     error,
-    request_digest,
     texts_of,
 )
-from services.proxy.dialects.responses_tools import TEXT, read_tools, shown_name
-from services.proxy.dialects.wire import NO_GRAMMAR, convert, decode_object, field, numbers
+from services.proxy.dialects.responses_tools import TEXT, Origin, read_tools, shown_name
+from services.proxy.dialects.wire import NO_GRAMMAR, Body, convert, decode, field, numbers, read_body
+from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import PROMPT_TOO_LONG, Refused
+from services.proxy.transcript import Transcript
 
 NAME = "responses"
 
 
-class _Body(msgspec.Struct, frozen=True):
-    input: str | list[dict[str, Any]]
+class _Head(msgspec.Struct, frozen=True):
     model: str = ""
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
@@ -53,40 +52,52 @@ class _Body(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
-def parse(data: bytes, headers: Mapping[str, str]) -> Request:
-    """A request from its body. `headers` answers lower-case names. Raises Refused (400) with the place and the reason."""
-    tree = decode_object(data)
-    body = convert(tree, _Body)
-    _check(body)
-    told = Transcript()
-    if body.instructions:
-        told.instruct(body.instructions)
-    if isinstance(body.input, str):
-        told.user(texts_of(body.input, "input"))
-    else:
-        for index, item in enumerate(body.input):
-            _item(told, item, f"input.{index}")
-    tools, origins = read_tools(body.tools or [])
-    conversation = told.conversation(headers, tools)
+def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None) -> Request:
+    """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
+    the place and the reason."""
+    known = memory or Memory()
+    return read_body(data, ("input", "stream", "stream_options"), lambda body: _request(body, headers, known))
+
+
+def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
+    head = memory.head(body.head, _head)
+    asked, tools, origins = head.value
+    items = _items(body)
+    history = memory.history(NAME, items)
+    told = conversation(history.read(items, _item), headers, tools, memory, asked.instructions)
     return Request(
-        conversation=conversation,
-        digest=request_digest(NAME, conversation, tree, "stream_options"),
-        model=body.model,
-        stream=bool(body.stream),
-        max_tokens=body.max_output_tokens,
-        asked=numbers(temperature=body.temperature, top_p=body.top_p, max_tokens=body.max_output_tokens),
-        calls_allowed=body.tool_choice != "none",
+        conversation=told,
+        digest=request_digest(NAME, told.agent, head, history),
+        model=asked.model,
+        stream=bool(body.value("stream", bool)),
+        max_tokens=asked.max_output_tokens,
+        asked=numbers(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_output_tokens),
+        calls_allowed=asked.tool_choice != "none",
         wire=answers.Wire(
             origins=origins,
-            parallel=body.parallel_tool_calls is not False,
-            choice="none" if body.tool_choice == "none" else "auto",
-            most=body.max_output_tokens,
-            metadata=body.metadata or {},
+            parallel=asked.parallel_tool_calls is not False,
+            choice="none" if asked.tool_choice == "none" else "auto",
+            most=asked.max_output_tokens,
+            metadata=asked.metadata or {},
         ),
     )
 
 
-def _check(body: _Body) -> None:
+def _head(data: bytes) -> tuple[_Head, list[dict[str, Any]], dict[str, Origin]]:
+    head = decode(data, _Head)
+    _check(head)
+    return head, *read_tools(head.tools or [])
+
+
+def _items(body: Body) -> list[bytes]:
+    """A text by itself is the user's message."""
+    given = body.apart.get("input")
+    if given is not None and bytes(given).startswith(b'"'):
+        return [b'{"role":"user","content":' + bytes(given) + b"}"]
+    return body.items("input")
+
+
+def _check(body: _Head) -> None:
     choice = body.tool_choice
     if choice not in (None, "auto", "none"):
         kind = choice.get("type", "?") if isinstance(choice, dict) else choice
@@ -105,7 +116,9 @@ def _check(body: _Body) -> None:
         raise Refused(400, f"max_output_tokens: {body.max_output_tokens} is less than 1")
 
 
-def _item(told: Transcript, item: dict[str, Any], where: str) -> None:
+def _item(told: Transcript, data: bytes, index: int) -> None:
+    where = f"input.{index}"
+    item = decode(data, dict[str, Any], where)
     kind = item.get("type") or "message"
     match kind:
         case "message":
@@ -124,7 +137,7 @@ def _item(told: Transcript, item: dict[str, Any], where: str) -> None:
         case "item_reference":
             raise Refused(400, f"{where}: nothing is stored here that an item could refer to; send the item itself")
         case _:
-            told.user(texts_of([item], where))
+            told.user([Text(text=text) for text in texts_of([item], where)])
 
 
 def _message(told: Transcript, item: dict[str, Any], where: str) -> None:
@@ -133,7 +146,7 @@ def _message(told: Transcript, item: dict[str, Any], where: str) -> None:
     if role in ("system", "developer"):
         told.instruct("\n".join(texts))
     elif role == "user":
-        told.user(texts)
+        told.user([Text(text=text) for text in texts])
     elif role == "assistant":
         told.assistant([Text(text=text) for text in texts])
     else:

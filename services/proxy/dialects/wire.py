@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from services.proxy.conversation import Message, Text
 from services.proxy.refusal import Refused
 
 T = TypeVar("T")
@@ -20,29 +19,72 @@ _LARGEST = 1 << 63
 """Whole numbers are below this; whoever writes larger ones means a double."""
 
 
-def decode_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises Refused (400)."""
+class Body(msgspec.Struct, frozen=True):
+    """A request's body, taken apart but not read."""
+
+    head: bytes
+    """A JSON object of all fields but those apart, in the order of their names."""
+    apart: dict[str, msgspec.Raw]
+
+    def value(self, name: str, kind: type[T]) -> T | None:
+        """A field that stands apart; None where it is absent or null. Raises Refused (400)."""
+        raw = bytes(self.apart.get(name, b"null"))
+        return None if raw == b"null" else decode(raw, kind, name)
+
+    def items(self, name: str) -> list[bytes]:
+        """The items of a list that stands apart. Raises Refused (400)."""
+        if name not in self.apart:
+            raise Refused(400, f"{name}: missing")
+        return [bytes(raw) for raw in decode(bytes(self.apart[name]), list[msgspec.Raw], name)]
+
+
+def read_body(data: bytes, apart: Sequence[str], read: Callable[[Body], T]) -> T:
+    """What `read` makes of a JSON object, whose fields named `apart` it gets by themselves. Raises Refused (400)."""
     try:
-        tree = msgspec.json.decode(data)
+        return read(_body(data, apart))
     except (msgspec.DecodeError, UnicodeDecodeError):
         # A harness that cuts text between the halves of a character sends a lone surrogate, which is JSON all the same.
         try:
             tree = _whole(json.loads(data, parse_constant=_no_number))
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body is not valid JSON: {error}") from None
+        return read(_body(msgspec.json.encode(tree), apart))
     except RecursionError:
         raise Refused(400, "the body is nested too deeply") from None
-    if not isinstance(tree, dict):
-        raise Refused(400, "the body is not a JSON object")
-    return tree
 
 
-def convert(tree: Any, kind: type[T]) -> T:
-    """`tree` as a Struct. Raises Refused (400) with the place."""
+def _body(data: bytes, apart: Sequence[str]) -> Body:
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise Refused(400, "the body is not a JSON object") from None
+    found = {name: fields.pop(name) for name in apart if name in fields}
+    kept = [msgspec.json.encode(name) + b":" + bytes(fields[name]) for name in sorted(fields)]
+    return Body(head=b"{" + b",".join(kept) + b"}", apart=found)
+
+
+def decode(data: bytes, kind: type[T], where: str = "") -> T:
+    """JSON as a value of this kind. Raises Refused (400) with the place; DecodeError for what is no JSON."""
+    try:
+        return msgspec.json.decode(data, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(400, _placed(error, where)) from None
+
+
+def convert(tree: Any, kind: type[T], where: str = "") -> T:
+    """`tree` as a value of this kind. Raises Refused (400) with the place."""
     try:
         return msgspec.convert(tree, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Refused(400, str(error)) from None
+        raise Refused(400, _placed(error, where)) from None
+
+
+def _placed(error: msgspec.ValidationError, where: str) -> str:
+    """The place is the body's, not that of the part which was read."""
+    said = str(error)
+    if not where:
+        return said
+    return said.replace("`$", f"`{where}") if "`$" in said else f"{where}: {said}"
 
 
 def field(block: Mapping[str, Any], name: str, kind: type[T], where: str) -> T:
@@ -75,13 +117,6 @@ def stops(values: Sequence[str] | None, name: str) -> tuple[str, ...]:
         if not value.strip():
             raise Refused(400, f"{name}: {value!r} says nothing; a stop sequence needs a character that is no blank")
     return tuple(values or ())
-
-
-def reminder(texts: Sequence[str]) -> Message:
-    """Instructions in the middle of a conversation. They stand where they are, marked as a reminder: moved to the front
-    they would rewrite every prefix, and Qwen stops calling tools after a system turn in the middle."""
-    said = "\n".join(texts)
-    return Message(role="user", blocks=[Text(text=f"<system-reminder>\n{said}\n</system-reminder>")])
 
 
 def _whole(value: Any) -> Any:

@@ -1,0 +1,128 @@
+"""What the requests of one execution repeat: read once.
+
+A harness sends its whole history with every call. Here lie the parts of the last requests as they came (bytes) and as they
+were read, so a request that begins like an earlier one is read from where it differs:
+
+    head        everything but the messages: system text, tools, sampling; the same bytes give the same object
+    history     messages, one after the other; those that are the same bytes stay read
+
+Invariants
+- what is returned depends on the request alone, never on what was remembered: reading is pure, and bytes are compared
+  whole;
+- messages that stay read stay the same objects, by which `services.proxy.tree` knows them;
+- what is kept beside the newest history is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from services.proxy.conversation import root_key
+from services.proxy.transcript import START, Mark, Transcript
+
+T = TypeVar("T")
+
+HEADS = 8
+KEPT_BYTES = 4 << 20
+"""Of messages in histories beside the newest."""
+_DIGEST = 16
+
+Fold = Callable[[Transcript, bytes, int], None]
+"""Adds one message, by its bytes and index."""
+
+
+class Head(Generic[T]):
+    """One head as it was read."""
+
+    __slots__ = ("digest", "value")
+
+    def __init__(self, data: bytes, value: T) -> None:
+        self.digest = hashlib.blake2b(data, digest_size=_DIGEST).digest()
+        self.value = value
+
+
+class History:
+    """Messages that were read, in order."""
+
+    def __init__(self) -> None:
+        self.transcript = Transcript()
+        self._items: list[bytes] = []
+        self._marks: list[Mark] = []
+        self._links: list[bytes] = []
+        """Digest of the messages up to each."""
+
+    def __repr__(self) -> str:
+        return f"<History [{len(self._items)} messages, {self.size} bytes]>"
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._items))
+
+    @property
+    def digest(self) -> bytes:
+        """Of all messages as they came."""
+        return self._links[-1] if self._links else b""
+
+    def read(self, items: Sequence[bytes], fold: Fold) -> Transcript:
+        """The transcript of these messages. What `fold` raises leaves those before it read."""
+        same = 0
+        for mine, theirs in zip(self._items, items, strict=False):
+            if mine != theirs:
+                break
+            same += 1
+        del self._items[same:], self._marks[same:], self._links[same:]
+        self.transcript.rewind(self._marks[-1] if self._marks else START)
+        for index in range(same, len(items)):
+            item = items[index]
+            fold(self.transcript, item, index)
+            self._links.append(hashlib.blake2b(self.digest + item, digest_size=_DIGEST).digest())
+            self._marks.append(self.transcript.mark())
+            self._items.append(item)
+        return self.transcript
+
+
+class Memory:
+    """Of one execution; requests are read one at a time."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, Head[Any]] = {}
+        self._histories: dict[tuple[str, bytes], History] = {}
+        self._root: tuple[str, str, list[dict[str, Any]], bytes] | None = None
+
+    def head(self, data: bytes, read: Callable[[bytes], T]) -> Head[T]:
+        """What `read` makes of a head."""
+        found = self._heads.pop(data, None) or Head(data, read(data))
+        self._heads[data] = found
+        while len(self._heads) > HEADS:
+            del self._heads[next(iter(self._heads))]
+        return found
+
+    def history(self, dialect: str, items: Sequence[bytes]) -> History:
+        """The one that begins like these messages, or a new one."""
+        key = (dialect, items[0] if items else b"")
+        found = self._histories.pop(key, None) or History()
+        self._histories[key] = found
+        kept = [(other, history.size) for other, history in self._histories.items() if history is not found]
+        total = sum(size for _, size in kept)
+        for other, size in kept:
+            if total <= KEPT_BYTES:
+                break
+            del self._histories[other]
+            total -= size
+        return found
+
+    def root(self, agent: str, system: str, tools: list[dict[str, Any]]) -> bytes:
+        """`root_key`, made anew only when something differs."""
+        last = self._root
+        if last is None or last[2] is not tools or last[0] != agent or last[1] != system:
+            self._root = last = (agent, system, tools, root_key(agent, system, tools))
+        return last[3]
+
+
+def request_digest(dialect: str, agent: str, head: Head[Any], history: History) -> str:
+    """Equal for every repetition of a request, which is the same bytes but for what isn't part of the head: whether it is
+    streamed."""
+    parts = b"\0".join([dialect.encode(), agent.encode("utf-8", "surrogatepass"), head.digest + history.digest])
+    return hashlib.blake2b(parts, digest_size=_DIGEST).hexdigest()
