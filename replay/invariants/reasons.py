@@ -193,6 +193,12 @@ class Reasons(Invariant):
                 return (self._dispatched["initial"], round(s.phi * s.B) + s.mu * s.B)
             case "boundary dispatch mu B":
                 return (self._dispatched["boundary"], s.mu * s.B)
+            case "fixed split" if event.kind == "burst.ended":
+                return (len(data.stays), scene.trainers)
+            case "fixed split":
+                return (self._index(event.entity), scene.trainers)
+            case "groups without outcome":
+                return (sum(group.status == "dispatched" for group in scene.groups.values()), 0)
             case "discarded groups":
                 return (scene.owed, 0)
             case "executions without outcome":
@@ -218,6 +224,10 @@ class Reasons(Invariant):
                 return (scene.burst_done, burst.steps)
             case "groups of the burst" if burst is not None:
                 return (scene.alive, (burst.steps - scene.burst_done) * scene.rules.scheduler.B)
+            case "groups of the burst mu B" if burst is not None:
+                return (self._at_hand(), (burst.steps - scene.burst_done) * scene.rules.scheduler.B)
+            case "core retention (3)":
+                return scene.retention()
             case "steps that follow":
                 return (scene.rules.steps - last, 0)
             case "engines behind the version":
@@ -245,6 +255,11 @@ class Reasons(Invariant):
         if event.kind == "group.consumed":
             return (self.scene.version, batch.opened.version)
         return (len(batch.done), batch.closed.micro_steps if batch.closed is not None else -1)
+
+    def _at_hand(self) -> int:
+        """Groups that are ready, and those that the open batch has already."""
+        batch = self.scene.batches.get(self.scene.batch)
+        return len(self.scene.ready) + (len(batch.claimed) if batch is not None and not batch.stepped else 0)
 
     def _load(self, name: str) -> tuple[float, float]:
         cell = self.scene.cells.get(name)

@@ -197,6 +197,15 @@ class Scene:
         """C_R of equation (1), of the cells that have joined."""
         return sum(cell.capacity for cell in self.serving())
 
+    def retention(self) -> tuple[int, int]:
+        """Both sides of (3): w + mu N B with what is owed, and C_s + (K - 1) C_e of the cells that are there."""
+        s, cells = self.rules.scheduler, self.rules.cells
+        absent = [cell for cell in self.cells.values() if cell.withdrawn or cell.lost]
+        C_s = cells.C_s - sum(cell.capacity for cell in absent if cell.pool)
+        K = self.cell_count - sum(not cell.pool for cell in absent)
+        w = self.d - self.f + self.owed * s.group_size
+        return w + s.mu * s.group_size * s.B, C_s + (K - 1) * cells.capacity
+
     def supply(self) -> float:
         """Ready and unclaimed groups, capped by what the batch in hand, or a whole one, still needs."""
         need = self.rules.scheduler.B

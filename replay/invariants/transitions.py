@@ -288,14 +288,10 @@ class CoreRetention(Invariant):
     def ended(self, event: Event) -> None:
         scene, config = self.scene, self.scene.rules
         s, data = config.scheduler, event.data
-        w = scene.d - scene.f + scene.owed * s.group_size
-        absent = [cell for cell in scene.cells.values() if cell.withdrawn or cell.lost]
-        K = scene.cell_count - sum(not cell.pool for cell in absent)
-        C_s = config.cells.pool * config.cells.pool_capacity - sum(cell.capacity for cell in absent if cell.pool)
-        room = C_s + (K - 1) * config.cells.capacity
+        needed, room = scene.retention()
         supplied = scene.supply() >= s.rho_min * s.B
         last = scene.burst is not None and scene.burst.first_step + scene.burst.steps > config.steps
-        stays = supplied and w + s.mu * s.group_size * s.B <= room and not last
+        stays = supplied and needed <= room and not last
         if s.strategy != "elastic":
             stays = s.strategy == "async" and "cell-0" in scene.training()
         if data.core_stays != stays:
@@ -303,5 +299,5 @@ class CoreRetention(Invariant):
             self.violated(
                 event,
                 f"the core {said}: {scene.supply():g} groups ready, "
-                f"w + mu N B = {w + s.mu * s.group_size * s.B}, room {room}",
+                f"w + mu N B = {needed}, room {room}",
             )
