@@ -199,7 +199,9 @@ def _trailing(indices: Sequence[int]) -> int:
 
 
 def _texts(text: str) -> list[Block]:
-    return [Text(text=text)] if text.strip() else []
+    """Without blanks at its ends, which some harnesses drop: what they send back is then what they got."""
+    told = text.strip()
+    return [Text(text=told)] if told else []
 
 
 def _is_call(name: Any, arguments: Any) -> bool:

@@ -30,6 +30,8 @@ def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
         ({"n": 2}, "one call gives one answer"),
         ({"stop_sequences": ["x", " "]}, "stop_sequences: ' ' says nothing"),
         ({"max_tokens": 0}, "less than 1"),
+        ({"max_tokens": 10**400}, "max_tokens: the number is too large"),
+        ({"top_k": -(10**400)}, "top_k: the number is too large"),
         ({"messages": 5}, "messages"),
         ({"messages": []}, "first message"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "first message"),

@@ -83,6 +83,7 @@ def assemble(stream: bytes) -> dict[str, Any]:
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"n": 2}, "one call gives one answer"),
         ({"max_tokens": 0}, "max_tokens: 0 is less than 1"),
+        ({"seed": 10**400}, "seed: the number is too large"),
         ({"max_completion_tokens": -1}, "max_completion_tokens: -1 is less than 1"),
         ({"messages": 5}, "messages"),
         ({"messages": []}, "first message"),

@@ -107,8 +107,12 @@ def compact(value: Any) -> str:
 
 
 def numbers(**values: float | None) -> dict[str, float]:
-    """Sampling that was asked for, without what was left open."""
-    return {name: float(value) for name, value in values.items() if value is not None}
+    """Sampling that was asked for, without what was left open. Raises Refused for what no double holds."""
+    try:
+        return {name: float(value) for name, value in values.items() if value is not None}
+    except OverflowError:
+        huge = next(name for name, value in values.items() if isinstance(value, int) and value.bit_length() > 1023)
+        raise Refused(400, f"{huge}: the number is too large") from None
 
 
 def stops(values: Sequence[str] | None, name: str) -> tuple[str, ...]:
