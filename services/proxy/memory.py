@@ -87,14 +87,15 @@ class Memory:
     """Of one execution; requests are read one at a time."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, Head[Any]] = {}
+        self._heads: dict[tuple[str, bytes], Head[Any]] = {}
         self._histories: dict[tuple[str, bytes], History] = {}
         self._root: tuple[str, str, list[dict[str, Any]], bytes] | None = None
 
-    def head(self, data: bytes, read: Callable[[bytes], T]) -> Head[T]:
-        """What `read` makes of a head."""
-        found = self._heads.pop(data, None) or Head(data, read(data))
-        self._heads[data] = found
+    def head(self, dialect: str, data: bytes, read: Callable[[bytes], T]) -> Head[T]:
+        """What `read` makes of a head: of the same bytes each dialect makes something else."""
+        key = (dialect, data)
+        found = self._heads.pop(key, None) or Head(data, read(data))
+        self._heads[key] = found
         while len(self._heads) > HEADS:
             del self._heads[next(iter(self._heads))]
         return found

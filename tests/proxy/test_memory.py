@@ -142,3 +142,11 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(memory._heads) == HEADS
     sizes = [each.size for each in memory._histories.values()]
     assert sum(sizes[:-1]) <= KEPT_BYTES and len(sizes) == 3
+
+
+def test_of_the_same_head_each_dialect_makes_its_own() -> None:
+    memory = Memory()
+    said = [{"role": "user", "content": "go"}]
+    body = json.dumps({"model": "policy", "messages": said, "input": said}).encode()
+    for dialect in (anthropic.DIALECT, chat_completions.DIALECT, responses.DIALECT) * 2:
+        assert dialect.parse(body, {}, memory) == dialect.parse(body, {}, None)

@@ -70,7 +70,7 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
-    head = memory.head(body.head, _head)
+    head = memory.head(NAME, body.head, _head)
     asked, tools = head.value
     items = body.items("messages")
     history = memory.history(NAME, items)

@@ -60,7 +60,7 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
-    head = memory.head(body.head, _head)
+    head = memory.head(NAME, body.head, _head)
     asked, tools, origins = head.value
     items = _items(body)
     history = memory.history(NAME, items)
