@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
+import zstandard
+
 from replay.debugging.fields import CELL_FIELDS, FIELDS
 from replay.simulator.scenario import Scenario, load
 from services.cli.app import app
@@ -44,7 +46,14 @@ def prepare(folder: Path) -> None:
     simulated(folder / "logs" / "a.gyre", scenario)
     with planted(EARLIER):
         simulated(folder / "other.gyre", scenario)
-    (folder / "logs" / "b.gyre").write_bytes((folder / "logs" / "a.gyre").read_bytes()[:-1000])
+    cut(folder / "logs" / "a.gyre", folder / "logs" / "b.gyre", lines=2001)
+
+
+def cut(path: Path, to: Path, *, lines: int) -> None:
+    """The first lines of a log file. The page must not tell how well the compression did, so the cut is in what is compressed."""
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as data:
+        text = data.read()
+    to.write_bytes(zstandard.ZstdCompressor().compress(b"".join(text.splitlines(keepends=True)[:lines])))
 
 
 def simulated(path: Path, scenario: Scenario) -> None:
