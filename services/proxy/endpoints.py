@@ -29,8 +29,8 @@ from services.proxy.refusal import Refused
 from services.proxy.tree import Node
 
 DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, chat_completions.DIALECT, responses.DIALECT)
-PREFIXES = ("/v1", "/v1/v1")
-"""The second for base addresses that end in `/v1` where none is wanted."""
+PREFIXES = ("/v1", "/v1/v1", "//v1")
+"""The second for base addresses that end in `/v1` where none is wanted, the third for those that end in a slash."""
 
 Answerer = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 
