@@ -66,7 +66,7 @@ def bash(command):
     """Run in a process group of its own, killed whole after BASH_SECONDS; stdout and stderr come back together."""
     if "\0" in command:
         return "bad command: NUL byte", True
-    hidden = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL")
+    hidden = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL")
     shell = subprocess.Popen(
         ["bash", "-c", command],
         stdin=subprocess.DEVNULL,

@@ -234,11 +234,15 @@ class Execution:
             "{instruction}": str(self._folder.instruction),
             "{report}": str(self._folder.report),
         }
+        token = make_token(context.secret, attempt.execution, attempt.attempt)
         environment = {
             **{name: fill(value, key=f"harness.env.{name}") for name, value in harness.env.items()},
             "ANTHROPIC_BASE_URL": self._all.book.proxy,
-            "ANTHROPIC_AUTH_TOKEN": make_token(context.secret, attempt.execution, attempt.attempt),
+            "ANTHROPIC_AUTH_TOKEN": token,
             "ANTHROPIC_MODEL": harness.model,
+            "OPENAI_BASE_URL": f"{self._all.book.proxy}/v1",
+            "OPENAI_API_KEY": token,
+            "OPENAI_MODEL": harness.model,
             "GYRE_AGENT_SEED": attempt.execution,
         }
         return self._all.launch(

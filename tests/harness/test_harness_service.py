@@ -107,6 +107,9 @@ async def test_the_environment_is_small_and_holds_the_token(tmp_path: Path, monk
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:7",
         "ANTHROPIC_AUTH_TOKEN": make_token(SECRET, E0, 0),
         "ANTHROPIC_MODEL": "tiny",
+        "OPENAI_BASE_URL": "http://127.0.0.1:7/v1",
+        "OPENAI_API_KEY": make_token(SECRET, E0, 0),
+        "OPENAI_MODEL": "tiny",
         "GYRE_AGENT_SEED": E0,
     }
     assert len(descriptors) <= 5

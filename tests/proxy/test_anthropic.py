@@ -150,3 +150,28 @@ def test_an_empty_answer_is_a_message_without_blocks() -> None:
     answer = Answer(asked=asked, blocks=[], finish="length", prompt_tokens=1, output_tokens=1, created=0)
     stream = anthropic.opening(asked, 1, 0) + anthropic.rest_of_stream(answer)
     assert assemble(parse_events(stream))["stop_reason"] == "max_tokens"
+
+
+def test_events_as_they_stand_on_the_wire() -> None:
+    asked = parsed(body_of("hi"))
+    blocks: list[Any] = [Thinking(thinking="hm"), Text(text="ok"), Call(id="t1", name="f", input={"a": "é"})]
+    answer = Answer(asked=asked, blocks=blocks, finish="stop", prompt_tokens=11, output_tokens=7, created=0)
+    usage = '"usage":{"input_tokens":11,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":'
+    lines = [
+        f'{{"type":"message_start","message":{{"id":"msg_{asked.digest[:24]}","type":"message","role":"assistant",'
+        f'"model":"policy","content":[],"stop_reason":null,"stop_sequence":null,{usage}0}}}}}}',
+        '{"type":"ping"}',
+        '{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}',
+        '{"type":"content_block_stop","index":0}',
+        '{"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}}',
+        '{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"ok"}}',
+        '{"type":"content_block_stop","index":1}',
+        '{"type":"content_block_start","index":2,"content_block":{"type":"tool_use","id":"t1","name":"f","input":{}}}',
+        '{"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"é\\"}"}}',
+        '{"type":"content_block_stop","index":2}',
+        f'{{"type":"message_delta","delta":{{"stop_reason":"tool_use","stop_sequence":null}},{usage}7}}}}',
+        '{"type":"message_stop"}',
+    ]
+    frames = [f"event: {json.loads(line)['type']}\ndata: {line}\n\n" for line in lines]
+    assert (anthropic.opening(asked, 11, 0) + anthropic.rest_of_stream(answer)).decode() == "".join(frames)

@@ -330,3 +330,27 @@ async def test_tokens_are_counted(world: World) -> None:
         "object": "response.input_tokens",
         "input_tokens": (await ask(world, body))["usage"]["input_tokens"],
     }
+
+
+def test_events_as_codex_wants_them() -> None:
+    """The shortest stream that it accepts, kind by kind."""
+    asked = parsed(body_of(said("user", "hi")))
+    answer = answer_to(asked, Thinking(thinking="hm"), Text(text="ok"), Call(id="t1", name="exec", input={}))
+    stream = answers.opening(asked, 11, 1) + answers.events(answer)
+    inner = [
+        [
+            "reasoning_summary_part.added",
+            "reasoning_summary_text.delta",
+            "reasoning_summary_text.done",
+            "reasoning_summary_part.done",
+        ],
+        ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"],
+        ["function_call_arguments.delta", "function_call_arguments.done"],
+    ]
+    kinds = [kind for parts in inner for kind in ("output_item.added", *parts, "output_item.done")]
+    assert [event["type"].removeprefix("response.") for event in events_of(stream)] == [
+        "created",
+        "in_progress",
+        *kinds,
+        "completed",
+    ]
