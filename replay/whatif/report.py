@@ -18,7 +18,7 @@ import msgspec
 
 from replay.debugging.citing import Cited, cite
 from replay.debugging.difference import Side, account
-from replay.logfile import Log
+from replay.logfile import BadLogFile, Log
 from replay.whatif.continuation import Continuation, Parting
 from replay.whatif.parameters import Change, differences
 from replay.whatif.recording import Recording
@@ -70,7 +70,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked:
-    """A recorded run, to be asked any number of times. Raises BadLogFile when it can't be."""
+    """A recorded run, to be asked any number of times. Whatever is asked raises BadLogFile when the log can't be used."""
 
     def __init__(self, log: Iterable[Event]) -> None:
         self._log = log
@@ -97,13 +97,27 @@ class Asked:
     def world(self, seq: int) -> dict[int, float]:
         """When the world by itself makes each step, from this place on with the recorded parameters, in seconds."""
         if seq not in self._worlds:
-            self._worlds[seq] = account(self.play(self.config, from_seq=seq).events).steps_s
+            found = self.play(self.config, from_seq=seq)
+            self._refuse(found)
+            self._worlds[seq] = account(found.events).steps_s
         return self._worlds[seq]
+
+    def _refuse(self, found: Continuation) -> None:
+        """Raises BadLogFile where the recorded parameters don't lead to the recorded decisions."""
+        parting = found.parting
+        if parting is not None and parting.decider:
+            raise BadLogFile(
+                f"with its own parameters {parting.decider} decides otherwise on sequence {parting.seq} than was recorded",
+                where=self.recording.run,
+                remedy="see what differs with `gyre replay FILE`: only a log that replays can be asked",
+            )
 
     def answer(self, config: Config, *, world: bool = True) -> Answer:
         """`world`: whether the world by itself is measured, which takes as long again."""
         found = self.play(config)
         recording, parting = self.recording, found.parting
+        if config == self.config:
+            self._refuse(found)
         recorded = self.recorded()
         what_if = recorded if parting is None else account(found.events)
         alone = self.world(parting.seq) if parting is not None and world else None
@@ -118,7 +132,7 @@ class Asked:
             what_if=what_if,
             steps=_steps(found, recorded, what_if, alone),
             rests=_rests(found) if parting is not None else [],
-            world_pct=_error_pct(alone, recorded.steps_s) if alone is not None else None,
+            world_pct=error_pct(alone, recorded.steps_s) if alone is not None else None,
             untold=_untold(self, found, recorded, what_if) if parting is not None else [],
         )
 
@@ -149,7 +163,8 @@ def _steps(found: Continuation, recorded: Side, what_if: Side, alone: dict[int, 
     return steps
 
 
-def _error_pct(found: dict[int, float], recorded: dict[int, float]) -> float:
+def error_pct(found: dict[int, float], recorded: dict[int, float]) -> float:
+    """Largest, in percent of the recorded times."""
     return max((100 * abs(found[step] / at_s - 1) for step, at_s in recorded.items() if step in found), default=0.0)
 
 

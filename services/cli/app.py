@@ -163,6 +163,7 @@ def replay(
     why: str = "",
     diff: Annotated[bool, Flag] = False,
     changes: Annotated[list[str] | None, Parameter(name="--with", negative=())] = None,
+    sweep: str = "",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     state: State = STATE,
     json: Json = False,
@@ -194,16 +195,20 @@ def replay(
     changes
         A parameter that is another one, rho_min=0.3 or strategy=colocate: from where decisions part, the recorded world goes
         on under the new ones. May be given again.
+    sweep
+        The same over a range of one parameter, rho_min=0.1:0.9:0.1 or strategy=elastic,colocate; --with changes others.
     output
-        With --with: write the log that comes out to this file.
+        With --with: write the log that comes out to this file. With --sweep: the picture, .svg.
     """
     from services.cli.replay_command import refuse_both, replay_command
 
-    if changes:
-        from services.cli.what_if_command import refuse_others, what_if_command
+    if changes or sweep:
+        from services.cli.what_if_command import refuse_others, sweep_command, what_if_command
 
         refuse_others(at=at, until=until, step=step, why=why, diff=diff, follow=follow, decider=decider)
-        return what_if_command(paths, changes, output=output, json=json)
+        if sweep:
+            return sweep_command(paths, changes or [], sweep, output=output, json=json)
+        return what_if_command(paths, changes or [], output=output, json=json)
     if at or until or step or why or diff:
         from services.cli.debug_command import debug_command, refuse_deciding
 
@@ -349,11 +354,12 @@ def bench(
         quickstart: three seeds and a run that learns nothing. chaos: two seeds, every process killed once in each.
         fish: planted bugs, and how many seeds of the fault net find each. scheduler: events a second of its decider,
         with 10 cells and with 10,000. proxy: what a model call costs in it. replay: how fast and in how much memory logs
-        are decided again. scenarios: every shipped scenario at full size, simulated and decided again.
+        are decided again. scenarios: every shipped scenario at full size, simulated and decided again. what-if: recorded
+        runs asked about other parameters, beside fresh simulations.
     file
         The configuration that is run.
     seed
-        A seed to run; may be given again. For scenarios the seed, 0 unless it is said.
+        A seed to run; may be given again. For scenarios and what-if the seed, 0 unless it is said.
     seeds
         How many seeds to run, from 0 on; for fish, within how many a planted bug must be found.
     planted
@@ -363,12 +369,17 @@ def bench(
     events
         For replay: length of a simulated log; may be given again.
     log
-        For replay: the log of a real run, whose mix of events the deciders' bare rate is measured with.
+        For replay: the log of a real run, whose mix of events the deciders' bare rate is measured with. For what-if: one
+        that unchanged parameters must give back.
     folder
         For replay: where simulated logs are kept, and found when they are there. For scenarios: where they are kept.
     scenario
-        For scenarios: its name, or the path of a file; may be given again.
+        For scenarios and what-if: its name, or the path of a file; may be given again.
     """
+    if name == "what-if":
+        from services.cli.bench_what_if import what_if_bench
+
+        return what_if_bench(scenario or [], log, seed=(seed or [0])[0], json=json)
     if name == "scenarios":
         from services.cli.bench_scenarios import scenarios_bench
 

@@ -70,7 +70,7 @@ def bench_command(name: str, *, file: Path, seeds: list[int] | None, count: int 
     if name not in BENCHES:
         raise ConfigError(
             f"no benchmark is called {name!r}",
-            remedy=f"choose from {', '.join(BENCHES)}, fish, proxy, replay, scenarios, scheduler",
+            remedy=f"choose from {', '.join(BENCHES)}, fish, proxy, replay, scenarios, scheduler, what-if",
         )
     if not file.is_file():
         raise ConfigError("no such file", where=str(file), remedy="run it in the repository, or name it with --file")

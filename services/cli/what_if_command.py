@@ -1,5 +1,6 @@
-"""`gyre replay FILE --with KEY=VALUE`: a recorded run under other parameters. Exit code 0 whatever comes out.
+"""`gyre replay FILE --with KEY=VALUE` and `--sweep KEY=FROM:TO:STEP`: a recorded run under other parameters.
 
+0 whatever comes out.
 2: the file is no whole log, or the parameters are none that a recording can be asked about.
 """
 
@@ -11,8 +12,10 @@ from pathlib import Path
 from replay.debugging.difference import FIGURES
 from replay.logfile import read
 from replay.timeline.notes import duration
-from replay.whatif.parameters import changed, parse
+from replay.whatif.parameters import changed, parse, points
+from replay.whatif.plot import svg
 from replay.whatif.report import Answer, Asked, Rests, Step
+from replay.whatif.sweep import Point, Sweep, sweep
 from schemas.envelope import Decision
 from schemas.errors import ConfigError
 from services.cli.output import say, say_json, table
@@ -20,6 +23,8 @@ from services.cli.why_command import cited_line
 
 SHOWN = [name for name in FIGURES if name not in ("hours", "reward_last")]
 """A recording may go on after its last step, and what would be learned isn't known."""
+_PLOT = 33
+"""Columns of the plot beside a sweep."""
 _PARTS = {
     "executions": "executions",
     "micro_steps": "micro-steps",
@@ -49,6 +54,56 @@ def what_if_command(paths: Sequence[Path], changes: Sequence[str], *, output: Pa
     for line in told(answer, paths[0].name):
         say(line)
     return 0
+
+
+def sweep_command(paths: Sequence[Path], changes: Sequence[str], swept: str, *, output: Path | None, json: bool) -> int:
+    """Raises ConfigError unless one file is named, and what is written is a picture."""
+    if output is not None and output.suffix != ".svg":
+        raise ConfigError("a sweep is drawn as .svg", where=str(output), remedy="write --output sweep.svg")
+    key, values = points(swept)
+    found = sweep(Asked(read(one_file(paths))), key, values, others=[parse(each) for each in changes])
+    if output is not None:
+        output.write_text(svg(found))
+    if json:
+        say_json(found)
+        return 0
+    for line in swept_lines(found, paths[0].name):
+        say(line)
+    return 0
+
+
+def swept_lines(found: Sweep, name: str) -> list[str]:
+    """For people: a table, and beside it where each time stands between the least and the greatest."""
+    hours = [each.last_step_h for each in [found.recorded, *found.points] if each.last_step_h is not None]
+    low, high = min(hours), max(hours)
+    scale = f"{low:.3g} h".ljust(_PLOT - len(f"{high:.3g} h")) + f"{high:.3g} h"
+    head = (found.key, f"step {found.step}", "change", "idle cell-hours", "staleness", "transitions", "drawn", scale)
+    rows = [head, *(_row(each, low, high) for each in found.points), ("recorded", *_row(found.recorded, low, high)[1:])]
+    lines = [
+        f"{name}: run {found.run}, {found.key} recorded as {found.was}",
+        "",
+        *(f"  {each}" for each in table(rows)),
+    ]
+    lines += [f"  {each.value}: {each.refused}" for each in found.points if each.refused]
+    if found.world_pct is not None:
+        lines += ["", f"  {_world(found.world_pct)}"]
+    return [*lines, "", "what the recording can't tell", *(f"  {each}" for each in found.untold)]
+
+
+def _row(point: Point, low: float, high: float) -> tuple[str, ...]:
+    if point.refused or point.last_step_h is None:
+        return str(point.value), *("-",) * 6, ""
+    place = round((point.last_step_h - low) / (high - low) * (_PLOT - 1)) if high > low else 0
+    return (
+        str(point.value),
+        f"{point.last_step_h:.3f} h",
+        "the same" if not point.change_pct else f"{point.change_pct:+.1f}%",
+        _number(point.idle_cell_hours),
+        _number(point.staleness_mean),
+        _number(point.transitions),
+        str(point.drawn or ""),
+        "·" * place + "●" + "·" * (_PLOT - 1 - place),
+    )
 
 
 def refuse_others(**others: object) -> None:
@@ -101,13 +156,13 @@ def _steps(answer: Answer) -> list[str]:
     ]
     lines = ["", "when each step is made", *(f"  {each}" for each in table(rows))]
     if answer.world_pct is not None:
-        said = (
-            "gives every step its recorded time"
-            if not round(answer.world_pct, 2)
-            else f"errs by {answer.world_pct:.2g}% at most"
-        )
-        lines.append(f"  the recorded world by itself, with the recorded parameters from there on, {said}")
+        lines.append(f"  {_world(answer.world_pct)}")
     return lines
+
+
+def _world(error_pct: float) -> str:
+    errs = f"errs by {error_pct:.2g}% at most" if round(error_pct, 2) else "gives every step its recorded time"
+    return f"the recorded world by itself, with the recorded parameters from there on, {errs}"
 
 
 def _time(seconds: float | None) -> str:

@@ -62,6 +62,32 @@ def test_the_log_that_comes_out_is_a_log(log: Path, tmp_path: Path, capsys: pyte
     said(capsys, "replay", other)
 
 
+def test_a_sweep_is_a_table_and_a_picture(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "sweep.svg"
+    out = said(capsys, "replay", log, "--sweep", "rho_min=0.5:0.9:0.4", "--with", "tau_s=30", "-o", picture)
+    rows = [line for line in out.splitlines() if "●" in line]
+    assert [row.split()[0] for row in rows] == ["0.5", "0.9", "recorded"]
+    assert picture.read_text().startswith("<svg")
+    found = json.loads(said(capsys, "replay", log, "--sweep", "strategy=elastic,colocate", "--json"))
+    assert [each["value"] for each in found["points"]] == ["elastic", "colocate"]
+    with pytest.raises(ConfigError, match="drawn as"):
+        app(["replay", str(log), "--sweep", "rho_min=0.5:0.9:0.4", "-o", str(tmp_path / "sweep.png")])
+
+
+def test_the_bench_compares_with_fresh_simulations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from services.cli import bench_what_if
+
+    monkeypatch.setattr(bench_what_if, "STEPS", 6)
+    monkeypatch.setattr(bench_what_if, "CHANGES", (("scheduler.rho_min=0.5",), ("scheduler.oversample=1",)))
+    found = json.loads(said(capsys, "bench", "what-if", "--scenario", "small", "--json"))
+    assert found["ok"] and found["figures"]["identity_exact"] == 1.0
+    assert [each["told"] for each in found["rows"]] == [True, False]
+    assert {each["log"] for each in found["identity"]} == {"small", "quickstart-elastic"}
+    assert "every event" in said(capsys, "bench", "what-if", "--scenario", "small")
+
+
 def test_files_that_can_not_be_used_are_refused(log: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gyre"
     broken.write_bytes(log.read_bytes()[:5000])
