@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,11 @@ from services.cli.places import Places
 from services.cli.replay_follow import follow
 from services.mesh.bus import Stored
 from services.mesh.server import NatsServer
+from tests.golden.simulated import KEPT
 from tests.replay.planting import Change, planted
 from tests.replay.published import LOG, opened, publish, stopped
 
+REAL = KEPT / "quickstart-async.gyre"
 LONGER = Change(
     path="services/scheduler/core/dispatch.py",
     old="steps=mu,",
@@ -46,6 +49,10 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     await own.start_async()
     yield own
     await own.stop_async()
+
+
+def cause_of(messages: list[Stored], seq: int) -> int:
+    return int(msgspec.json.decode(messages[seq - 1].data)["causation"])
 
 
 class Follower:
@@ -78,22 +85,26 @@ async def test_it_sees_a_whole_run_across_a_restart_of_the_server(
     assert all(each.recorded == each.same > 0 for each in result.deciders)
 
 
-async def test_a_difference_is_told_before_the_run_goes_on(
-    server: NatsServer, messages: list[Stored], run: str, tmp_path: Path
-) -> None:
+async def test_a_difference_is_told_before_a_real_run_goes_on(server: NatsServer, tmp_path: Path) -> None:
+    """The second burst of a recorded quickstart is longer than ours would be."""
+    log = read(REAL)
+    messages = list(islice(log.messages(), 1200))
+    seq = next(each.seq for each in log if each.kind == "burst.opened" and each.data.index == 2)
     with planted(LONGER) as replayer:
-        expected = replayer.Replayer().replay(list(read(LOG))).first
-        async with opened(server, run, tmp_path) as bus:
-            await publish(bus, messages[:10])
-            follower = Follower(tmp_path, run, replayer.Replayer().begin())
-            await follower.caught_up
-            await publish(bus, messages[10 : expected.recorded_seq])
+        async with opened(server, log.manifest.run, tmp_path) as bus:
+            await publish(bus, messages[: seq - 100])
+            follower = Follower(tmp_path, log.manifest.run, replayer.Replayer().begin())
+            assert await follower.caught_up == seq - 100
+            assert follower.found.empty()
+            await publish(bus, messages[seq - 100 : seq])
             # Nothing more is in the log when this comes.
             first = await follower.found.get()
-            await publish(bus, messages[expected.recorded_seq :])
-            await follower.task
-    assert (first.decider, first.seq, first.recorded_seq) == ("scheduler", expected.seq, expected.recorded_seq)
-    assert first.reason == expected.reason and first.differences == expected.differences
+            follower.task.cancel()
+            await asyncio.wait([follower.task])
+    assert (first.decider, first.recorded_seq, first.seq) == ("scheduler", seq, cause_of(messages, seq))
+    assert first.input is not None and first.input.kind == "weights.published"
+    assert (first.shape, first.reason) == ("different", "different")
+    assert [each.path for each in first.differences] == ["data.steps"]
     assert not follower.replay.result().ok
 
 

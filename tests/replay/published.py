@@ -5,6 +5,7 @@ Stored times are new, so a log fits whose decisions say no time: one without tim
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from replay.logfile import read
 from schemas import streams
 from services.cli.places import Places
 from services.mesh.bus import Stored
-from services.mesh.nats_bus import NatsBus, connect
+from services.mesh.nats_bus import IN_FLIGHT, NatsBus, connect
 from services.mesh.processes import Mesh
 from services.mesh.server import NatsServer
 from tests.golden.simulated import SIMULATED
@@ -34,9 +35,15 @@ async def opened(server: NatsServer, run: str, state: Path) -> AsyncIterator[Nat
 
 
 async def publish(bus: NatsBus, messages: Sequence[Stored]) -> None:
-    for each in messages:
-        stored = await bus.publish(streams.log_stream(bus.run), each.subject, each.data, msg_id=each.msg_id)
-        assert stored == each.seq
+    """One connection's publishes are stored in the order in which they were begun; so some are on their way together."""
+    log = streams.log_stream(bus.run)
+    for some in batched(messages, IN_FLIGHT):
+        stored = [bus.publish(log, each.subject, each.data, msg_id=each.msg_id) for each in some]
+        assert await asyncio.gather(*stored) == [each.seq for each in some]
+
+
+def batched(messages: Sequence[Stored], size: int) -> list[Sequence[Stored]]:
+    return [messages[begin : begin + size] for begin in range(0, len(messages), size)]
 
 
 async def stopped(state: Path, *, events: int = 0, path: Path = LOG) -> None:
