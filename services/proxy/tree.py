@@ -208,7 +208,11 @@ class Tree:
             if message.role == "assistant" and index < last and (found := self._by_prefix.get(chain)):
                 parent, start = found, index + 1
             known.add(message, Turn(message, node), chain, (parent, start))
-        return Place(parent, known.turns[start:], chain)
+        rest = known.turns[start:]
+        if parent is not None:
+            # A harness may echo parallel calls one by one, each with its result: what was sampled stands there once.
+            rest = [turn for turn in rest if turn.node is not parent or not turn.message.call_ids]
+        return Place(parent, rest, chain)
 
     def forget_places(self) -> None:
         """An answer that was not to be seen is there now: what was placed before may belong after it."""

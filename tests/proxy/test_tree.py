@@ -121,6 +121,21 @@ def test_any_one_of_the_call_ids_finds_the_turn(talk: Talk) -> None:
     assert talk.parents == [-1, 0]
 
 
+def test_parallel_calls_that_come_back_one_by_one_are_one_turn(talk: Talk) -> None:
+    text, one, two = talk.ask(body_of("task"), "Both.\n\n" + TWO)
+    split = body_of("task", [text, one], [result_of(one, "A")], [two], [result_of(two, "B")])
+    answer = talk.ask(split, "done")
+    assert talk.parents == [-1, 0]
+    assert talk.text(1).count("<tool_call>\n{") == talk.text(0).count("<tool_call>\n{") + 2
+    assert talk.text(1).endswith(
+        "<|im_start|>user\n<tool_response>\nA\n</tool_response>\n<tool_response>\nB\n</tool_response><|im_end|>\n"
+        + OPEN
+    )
+    split["messages"] += [{"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]
+    talk.ask(split, "x")
+    assert talk.parents == [-1, 0, 1]
+
+
 def test_call_ids_are_unique_over_the_execution(talk: Talk) -> None:
     ids = [block["id"] for i in range(3) for block in talk.ask(body_of(f"t{i}"), TWO)]
     assert len(set(ids)) == 6 and all(i.replace("_", "").replace("-", "").isalnum() for i in ids)
