@@ -42,19 +42,31 @@ def networks() -> bool:
     return False
 
 
+class Sandbox:
+    """A program that was started; `listener` is the socket where it looks for the proxy, None where it sees ours."""
+
+    def __init__(self, process: asyncio.subprocess.Process, listener: socket.socket | None) -> None:
+        self.process, self._listener = process, listener
+
+    async def serve(self, runner: web.AppRunner) -> None:
+        """This application answers there from now on, until its runner is cleaned up."""
+        from aiohttp import web
+
+        if self._listener is not None:
+            await web.SockSite(runner, self._listener.dup()).start()
+
+
 @contextlib.asynccontextmanager
 async def started(
-    command: list[str], *, runner: web.AppRunner, url: str, env: Mapping[str, str], cwd: Path, output: Path
-) -> AsyncIterator[asyncio.subprocess.Process]:
+    command: list[str], *, url: str, env: Mapping[str, str], cwd: Path, output: Path
+) -> AsyncIterator[Sandbox]:
     """The program, with standard output and error in `output` and `.err` beside it; its whole group is ended at the end.
-    It reaches `runner`'s application at `url`."""
-    from aiohttp import web
-
+    It looks for the proxy at `url`, and waits as long as none serves there."""
     ours, theirs = socket.socketpair()
     apart = networks()
     port = url.rpartition(":")[2]
     prefix = ["unshare", "-rn", sys.executable, "-S", "-E", __file__, str(theirs.fileno()), port] if apart else []
-    site = None
+    listener = None
     with ours, theirs, output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
         process = await asyncio.create_subprocess_exec(
             *prefix,
@@ -71,16 +83,15 @@ async def started(
             if apart:
                 theirs.close()
                 _, (fd,), _, _ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
-                site = web.SockSite(runner, socket.socket(fileno=fd))
-                await site.start()
+                listener = socket.socket(fileno=fd)
                 ours.send(b".")
-            yield process
+            yield Sandbox(process, listener)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            if site:
-                await site.stop()
+            if listener:
+                listener.close()
 
 
 def _enter(handle: int, port: int, command: list[str]) -> None:

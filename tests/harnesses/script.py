@@ -177,6 +177,15 @@ class Script:
         known = play.prompt + array("i", play.ids[:at])
         self._suspended.setdefault(known.tobytes(), []).append(play)
 
+    def forget(self, recorded: set[tuple[float, ...]]) -> None:
+        """The proxy is gone with what it had not recorded: those answers are given once more, from their beginning.
+        `recorded` are the log-probabilities of the others."""
+        self._suspended.clear()
+        for play in self.plays:
+            if tuple(play.logprobs) not in recorded:
+                play.parts.clear()
+                self.suspend(play, 0)
+
     def _answer(self, seen: Seen) -> tuple[str, Turn]:
         for rule in self.rules:
             if self._left[rule.name] > 0 and rule.when(seen):

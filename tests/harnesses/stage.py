@@ -14,13 +14,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from schemas.records import CallRecord
+import msgspec
+
+from schemas.records import CallRecord, Delivery
 from services.mesh.chat import ChatTokenizer
 from services.mesh.tokens import make_token
-from tests.harnesses.engine import ScriptedEngine
-from tests.harnesses.sandbox import started
+from tests.harnesses.engine import Live, ScriptedEngine
+from tests.harnesses.sandbox import Sandbox, started
 from tests.harnesses.script import Play, Rule, Script
-from tests.proxy.conftest import EXECUTION, SECRET, World
+from tests.proxy.conftest import EXECUTION, SECRET, World, until
 
 ENGINES = 3
 CONTEXT = 4_000_000
@@ -38,6 +40,7 @@ class Stage:
         self.work.mkdir()
         self.cell, self.epoch = 0, 1
         self.moves: Counter[str] = Counter()
+        self._sandbox: Sandbox | None = None
 
     @property
     def token(self) -> str:
@@ -53,21 +56,40 @@ class Stage:
 
     async def run(self, command: list[str], env: Mapping[str, str]) -> int:
         """The exit code of the harness. It has a home and a folder of its own, and no network but the proxy."""
-        assert self.world.context
-        runner = self.world.context.health._runner  # type: ignore[attr-defined]
         own = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LANG": "C.UTF-8", "TERM": "dumb", **env}
         async with (
-            started(command, runner=runner, url=self.world.url, env=own, cwd=self.work, output=self.output) as process,
+            started(command, url=self.world.url, env=own, cwd=self.work, output=self.output) as self._sandbox,
             asyncio.timeout(HARNESS_S),
         ):
-            return await process.wait()
+            await self._serve()
+            return await self._sandbox.process.wait()
+
+    async def restart(self) -> None:
+        """The proxy dies with all that it knew, and another takes the execution over from the records."""
+        await self.world.kill()
+        await until(lambda: not any(engine.live for engine in self.engines))
+        self.script.forget({tuple(record.logprobs) for record in await self.records()})
+        await self.world.start()
+        await self._serve()
+
+    async def _serve(self) -> None:
+        if self._sandbox is not None:
+            assert self.world.context
+            await self._sandbox.serve(self.world.context.health._runner)  # type: ignore[attr-defined]
 
     def said(self) -> str:
         """What the harness printed, for the message of a failure."""
         return self.output.read_text() + self.output.with_suffix(".err").read_text()
 
     async def records(self) -> list[CallRecord]:
-        return [record for record in await self.world.records() if isinstance(record, CallRecord)]
+        """As they stand, with the deliveries that came later."""
+        entries = await self.world.records()
+        taken = {entry.call for entry in entries if isinstance(entry, Delivery)}
+        return [
+            msgspec.structs.replace(entry, delivered=entry.delivered or entry.call in taken)
+            for entry in entries
+            if isinstance(entry, CallRecord)
+        ]
 
     async def check(self) -> list[CallRecord]:
         """The records, which hold exactly what was played."""
@@ -98,10 +120,11 @@ class Stage:
 
 class Mover:
     """Holds calls at drawn points and moves the execution away: by the route alone, from an engine that gives all calls up
-    first, or from one whose connections break."""
+    first, or from one whose connections break. With `restarts` the proxy is killed at some of these points instead."""
 
-    def __init__(self, stage: Stage, *, seed: int, often: float) -> None:
-        self._stage, self._seed, self._often = stage, seed, often
+    def __init__(self, stage: Stage, *, seed: int, often: float, restarts: int = 0) -> None:
+        self._stage, self._seed, self._often, self._restarts = stage, seed, often, restarts
+        self._one = asyncio.Lock()
 
     def _draw(self, *of: object) -> random.Random:
         return random.Random("/".join(map(str, (self._seed, *of))))
@@ -129,19 +152,27 @@ class Mover:
         stage = self._stage
         while True:
             live = await engine.held.get()
-            if live.end.done() or live.rid not in engine.live:
-                continue
-            here = stage.engines.index(engine)
-            if here != stage.cell or live.epoch < stage.epoch:
-                continue  # its route moved already: it is about to be aborted
-            draw = self._draw(live.play.rule, live.play.asked, "move")
-            target = draw.choice([index for index in range(len(stage.engines)) if index != here])
-            how = draw.choice(["moved", "drained", "lost"])
-            stage.moves[how] += 1
-            if how != "moved":
-                engine.min_epoch = stage.epoch + 1
-                engine.end_all("abort" if how == "drained" else "lose")
-            await stage.move(target)
+            async with self._one:
+                if live.end.done() or live.rid not in engine.live:
+                    continue
+                if stage.engines[stage.cell] is engine and live.epoch == stage.epoch:
+                    await self._disturb(engine, live)
+                # Else its route moved already: it is about to be aborted.
+
+    async def _disturb(self, engine: ScriptedEngine, live: Live) -> None:
+        stage, here = self._stage, self._stage.engines.index(engine)
+        draw = self._draw(live.play.rule, live.play.asked, "move")
+        if self._restarts > stage.moves["restart"] and draw.random() < 0.5:
+            stage.moves["restart"] += 1
+            await stage.restart()
+            return
+        target = draw.choice([index for index in range(len(stage.engines)) if index != here])
+        how = draw.choice(["moved", "drained", "lost"])
+        stage.moves[how] += 1
+        if how != "moved":
+            engine.min_epoch = stage.epoch + 1
+            engine.end_all("abort" if how == "drained" else "lose")
+        await stage.move(target)
 
 
 @contextlib.asynccontextmanager

@@ -39,14 +39,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("seed", [None, 0, 1])
-@pytest.mark.parametrize("name", [EARLIER, LATER])
+@pytest.mark.parametrize(
+    ("name", "seed", "restarts"),
+    [(EARLIER, None, 0), (EARLIER, 0, 0), (LATER, None, 0), (LATER, 0, 0), (LATER, 1, 0), (LATER, 2, 3)],
+)
 async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
-    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, name: str, seed: int | None
+    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, name: str, seed: int | None, restarts: int
 ) -> None:
     path = program(name)
     async with staged(policy, tokenizer, tmp_path, rules(waits=name == LATER)) as stage:
-        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6).moving():
+        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts).moving():
             report = await run_claude(stage, path)
         records = await stage.check()
     assert report["result"] == DONE
@@ -55,6 +57,7 @@ async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
     lines = [line.replace("one-back > ", "") for line in shape(by_name)]
     assert lines == SHAPES[name]
     was_moved(stage, records, seed is not None)
+    assert stage.moves["restart"] == restarts
     calls_are_unique(records, 10)
     prints_no_end(by_name["spawn"], tokenizer)
     if name == LATER:

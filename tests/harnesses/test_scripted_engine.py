@@ -28,11 +28,24 @@ def rules() -> list[Rule]:
     ]
 
 
+async def ask(stage: Stage, body: dict[str, Any]) -> dict[str, Any]:
+    """As a harness asks: again, when the proxy is gone or says that it stops."""
+    while True:
+        try:
+            async with stage.world.post(body) as response:
+                answer: dict[str, Any] = await response.json()
+                if response.status == 200:
+                    return answer
+                assert response.status == 529, answer
+        except aiohttp.ClientConnectionError:
+            await asyncio.sleep(0.05)
+
+
 async def converse(stage: Stage) -> str:
-    first = await stage.world.ask(body_of("task", stream=True))
+    first = await ask(stage, body_of("task"))
     calls = [block for block in first["content"] if block["type"] == "tool_use"]
     results = [result_of(calls[1], "second"), result_of(calls[0], "first")]
-    last = await stage.world.ask(body_of("task", first["content"], results))
+    last = await ask(stage, body_of("task", first["content"], results))
     text: str = last["content"][0]["text"]
     return text
 
@@ -55,6 +68,17 @@ async def test_moves_at_any_point_change_nothing(
         assert await converse(stage) == LONG
         await stage.check()
         assert stage.moves
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_proxy_that_dies_is_followed_by_one_that_knows(
+    policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int
+) -> None:
+    async with staged(policy, tokenizer, tmp_path, rules()) as stage:
+        async with Mover(stage, seed=seed, often=0.9, restarts=2).moving():
+            assert await converse(stage) == LONG
+        await stage.check()
+        assert stage.moves["restart"] >= 1
 
 
 async def test_a_prompt_without_a_rule_is_seen(policy: Path, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
