@@ -35,6 +35,12 @@ _IN_HAND = (
     ("weights.exposed", "rollout"),
 )
 """What happens, and the service that has something in hand then."""
+_AWAITED = (
+    ("micro-step.claimed", "trainer"),
+    ("batch.stream-closed", "trainer"),
+    ("execution.started", "rollout"),
+)
+"""What happens, and the service that others wait for then."""
 
 
 def draw(seed: int, setting: Setting) -> p.Plan:
@@ -142,6 +148,19 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
             killed=rng.random() < 0.5,
         )
 
+    def awaited(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """A process of a cell hangs while others wait for it, for so long that it may be taken for lost."""
+        kind, service = rng.choice(_AWAITED)
+        count = next(count for known, count in moments if known == kind)
+        at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=_seconds(rng, 0.001, 60.0))
+        return p.Hung(
+            pin=at,
+            service=rng.choice([name for name in services if name.partition("-")[0] == service]),
+            steps=rng.randrange(10),
+            seconds=_seconds(rng, _HANGS_S / 8, _HANGS_S),
+            killed=rng.random() < 0.25,
+        )
+
     def damaged_checkpoint(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         """Soon after one was saved, when it is the newest and may not be the published one yet."""
         kind, count = rng.choice([each for each in moments if each[0] in _AFTER_SAVING])
@@ -165,8 +184,12 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         )
 
     def host_disk_full(rng: random.Random, pin: p.Pin) -> p.AnyFault:
-        where = rng.choice(["checkpoints", "harness"])
-        return p.HostDiskFull(pin=pin, where=where, seconds=_seconds(rng, 1.0, 1800.0))  # type: ignore[arg-type]
+        if rng.random() < 0.5:
+            return p.HostDiskFull(pin=pin, where="harness", seconds=_seconds(rng, 1.0, 1800.0))
+        # Shortly before one is saved.
+        count = next(count for known, count in moments if known == "batch.join-closed")
+        at = p.Pin(kind="batch.join-closed", nth=rng.randint(1, count), after_s=_seconds(rng, 0.001, 10.0))
+        return p.HostDiskFull(pin=at, where="checkpoints", seconds=_seconds(rng, 30.0, 1800.0))
 
     def host_lost(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.HostLost(pin=pin, host=rng.choice([*cells, "harness"]), down_s=_seconds(rng, 1.0, 3600.0))
@@ -238,6 +261,7 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         (in_hand, 3.0),
         (stop, 1.5),
         (hung, 1.0),
+        (awaited, 0.7),
         (host_lost, 0.7),
         (damaged_checkpoint, 0.8),
         (damaged_snapshot, 0.8),

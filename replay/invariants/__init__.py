@@ -10,7 +10,7 @@ from replay.invariants.base import Call, Evidence, Invariant, Served, Violation
 from replay.invariants.batches import BatchOrder, Bursts, BurstWhole, Claims, JoinClosed
 from replay.invariants.evaluations import Evaluations
 from replay.invariants.executions import Attempts, HarnessErrors, LifeCycle, OneOutcome, OutcomeRule
-from replay.invariants.groups import Admission, Advantages, Groups, Oversampling, RowsDisjoint
+from replay.invariants.groups import Admission, Advantages, Groups, OldestFirst, Oversampling, RowsDisjoint
 from replay.invariants.held_out import HeldOutApart, HeldOutMeasured
 from replay.invariants.ledger import BoundaryDispatch, Ledger, QueueDepth, Staleness, StalenessSaid, Waterlevel
 from replay.invariants.placements import Capacity, Paused, RoutesToServing, StartRule
@@ -68,6 +68,7 @@ _ORDER: tuple[type[Invariant], ...] = (
     Evaluations,
     HarnessErrors,
     Groups,
+    OldestFirst,
     Oversampling,
     Advantages,
     RowsDisjoint,

@@ -95,6 +95,51 @@ class Groups(Invariant):
                 self.report(event.seq, group, "N of its executions are valid, or all are settled, and it was never closed")
 
 
+class OldestFirst(Invariant):
+    """A batch claims the oldest groups that are ready: fewer than `reorder_groups` of an older version are left behind.
+
+    Source: DESIGN sections 4 (oldest version first) and 8 (the reorder window is bounded in groups)
+    """
+
+    name = "oldest_first"
+
+    def begin(self) -> None:
+        self._there: dict[str, int] = {}
+        """Group that can be claimed to the sequence since which it can."""
+
+    @on("group.materialized")
+    def materialized(self, event: Event) -> None:
+        self._there[event.entity] = event.seq
+
+    @on("group.discarded")
+    def discarded(self, event: Event) -> None:
+        self._there.pop(event.entity, None)
+
+    @on("group.claimed")
+    def claimed(self, event: Event) -> None:
+        scene, mine = self.scene, self.scene.groups.get(event.entity)
+        if scene.undone(event.data.batch):
+            return
+        self._there.pop(event.entity, None)
+        if mine is None:
+            return
+        # What the packer had not read when it claimed is not left behind.
+        known = [scene.groups[group] for group, seq in self._there.items() if seq <= event.causation]
+        older = sum(group.version < mine.version for group in known)
+        if older >= scene.rules.packer.reorder_groups:
+            self.violated(event, f"claimed with version {mine.version}, and {older} older groups are ready")
+
+    @on("checkpoint.restored")
+    def restored(self, event: Event) -> None:
+        """What the batches that are undone had claimed is there again."""
+        scene, version = self.scene, event.data.version
+        if version >= scene.version or scene.burst is None:
+            return
+        for batch in scene.batches.values():
+            if not batch.undone and batch.opened.version >= version:
+                self._there.update(dict.fromkeys(batch.claimed, event.seq))
+
+
 class Oversampling(Invariant):
     """A group counts at most N rewards. Where N are valid before all are settled, the others are its surplus: those that have
     not finished are cancelled with its closing, and no others ever are, none has a reward or a row. Placeholders count for as

@@ -241,7 +241,7 @@ def wrong_steps(log: Iterable[Event], steps: Sequence[Step]) -> list[str]:
             step = made.get((data.version, saved[data.version][-1] if saved[data.version] else ""))
             if step is None:
                 wrong.append(f"{event.entity}: nobody made the step to version {data.version} that was saved")
-            elif step.base != saved[data.version - 1][-1]:
+            elif [step.base] != saved[data.version - 1][-1:]:
                 wrong.append(f"{event.entity}: made on other weights than were saved of version {data.version - 1}")
             elif step.gradient != targets[event.entity]:
                 wrong.append(f"{event.entity}: added up {step.gradient}, the batch holds {targets[event.entity]}")

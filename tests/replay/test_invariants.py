@@ -118,6 +118,23 @@ def no_end_before_the_first_transition(log: Log) -> Log:
     return renumbered([event for event in log if event.kind != "execution.finished" or event.seq > first])
 
 
+def of_group(name: str) -> Any:
+    return lambda event: event.kind == "group.dispatched" and event.entity == name
+
+
+def claimed_too_early(log: Log) -> Log:
+    """A group that was claimed while two others could be is younger than they are."""
+    there: dict[str, int] = {}
+    for event in log:
+        if event.kind == "group.materialized":
+            there[event.entity] = event.seq
+        elif event.kind == "group.claimed":
+            del there[event.entity]
+            if sum(seq <= event.causation for seq in there.values()) > 1:
+                return changed(log, of_group(event.entity), version=9)
+    raise AssertionError("nothing is ever left behind")
+
+
 def gone_back(log: Log, version: int) -> Log:
     """A core that starts again after the first publication, and goes on from this version."""
     index = find(log, of("weights.exposed"))
@@ -372,6 +389,7 @@ MUTATIONS: dict[str, list[Case]] = {
         ),
         (lambda log: changed(log, of("group.claimed"), batch="b-000099"), None, "which is not open"),
     ],
+    "oldest_first": [(claimed_too_early, None, "claimed with version 9, and")],
     "oversampling": [
         (
             oversampled(surplus_of, rewards=lambda old: old[1:]),
