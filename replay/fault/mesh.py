@@ -40,6 +40,8 @@ from services.mesh.service import SNAPSHOT_EVERY, Context, serve_until
 
 QUIET_S = 900.0
 """Virtual seconds without an event, with everybody there, after which a finished run has nothing more to say."""
+LOOK_AGAIN_S = 30.0
+"""Where it was quiet for so long and somebody is missing, whether he is there is looked at so often."""
 MOST_EVENTS = 8_000
 """A run that says more than this goes in circles: some service fails and starts again for ever."""
 STUCK_BUDGETS = 1.25
@@ -58,9 +60,11 @@ _COMING_AND_GOING = (
 """Kinds that a service says whenever it starts: one that starts again and again gets nowhere."""
 CONNECT_S = 10.0
 """How long a service that starts waits for the event bus."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Pauses before a service that failed starts again: doubled each time, forgotten after a longer life."""
+FIRST_PAUSE_S = 0.2
+"""Pause before a service that failed starts again: doubled each time, forgotten after a longer life."""
 _QUICK_S = 20.0
+_QUICK_LIMIT, GIVEN_UP_S = 5, 60.0
+"""After so many quick failures in a row a supervisor gives a service up, and a person starts it so much later."""
 GRACE_S = 10.0
 """How long a service that was told to stop may take; then it is killed."""
 
@@ -167,7 +171,7 @@ class Mesh:
                 quiet_s = now - max(self._said_at, self._stirred_at)
                 if quiet_s >= QUIET_S and self.broker.up and all(member.there for member in self.members.values()):
                     return
-                await asyncio.sleep(max(1.0, QUIET_S - quiet_s))
+                await asyncio.sleep(max(LOOK_AGAIN_S, QUIET_S - quiet_s))
             else:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limit_s - (now - self._said_at) + 1.0):
@@ -268,7 +272,7 @@ class Member:
                 pause_s, self.down_s, failures = self.down_s, None, 0
             else:
                 failures = failures + 1 if self._mesh.loop.time() - began < _QUICK_S else 1
-                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
+                pause_s = FIRST_PAUSE_S * 2.0 ** (failures - 1) if failures < _QUICK_LIMIT else GIVEN_UP_S
             await asyncio.sleep(pause_s)
 
     def kill(self, *, down_s: float, silent: bool = False) -> bool:

@@ -5,12 +5,14 @@ The same plan gives the same log, byte by byte, with the same code: nothing here
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -136,14 +138,18 @@ def _living_on(events: list[Event]) -> Iterator[str]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No logging, and no collection of garbage at moments that nobody chose."""
+    """No logging, no collection of garbage at moments that nobody chose, and no register of all tasks: a life knows its own,
+    and nobody asks asyncio for them."""
     known = structlog.get_config()
     enabled = gc.isenabled()
+    register: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # asyncio's own
+    register.add = id
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), wrapper_class=_Silent)
     gc.disable()
     try:
         yield
     finally:
+        del register.add
         if enabled:
             gc.enable()
         structlog.configure(**known)

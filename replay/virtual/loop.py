@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -74,6 +74,20 @@ class Handle(msgspec.Struct, eq=False):
 
     def when(self) -> float:
         return self._when
+
+
+class Work(Generic[T]):
+    """What was given to an executor; to be awaited once."""
+
+    __slots__ = ("_args", "_func")
+
+    def __init__(self, func: Callable[..., T], args: tuple[Any, ...]) -> None:
+        self._func, self._args = func, args
+
+    def __await__(self) -> Generator[None, None, T]:
+        # The turn of others comes first; who is cancelled meanwhile has not begun.
+        yield
+        return self._func(*self._args)
 
 
 class VirtualTask(asyncio.Task[T]):
@@ -327,11 +341,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             life.own(task)
         return task
 
-    def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Runs `func` inline at its turn: a thread that is scheduled by the loop."""
-        future = self.create_future()
-        self.call_soon(_work, future, func, args)
-        return future
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> Work[T]:  # type: ignore[override]
+        """Whoever awaits it runs `func` at his next turn: a thread that is scheduled by the loop."""
+        return Work(func, args)
 
     # errors
 
@@ -369,16 +381,3 @@ def name_of(callback: Callable[..., object]) -> str:
 
 def _nothing() -> None:
     """What a cancelled handle holds, so that it keeps nothing alive."""
-
-
-def _work(future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
-    if future.cancelled():
-        return
-    try:
-        result = func(*args)
-    except StopIteration as error:
-        future.set_exception(RuntimeError(f"{name_of(func)} raised {error!r}"))
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

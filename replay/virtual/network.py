@@ -121,24 +121,31 @@ class Network:
             self._after(self._latency(), call.fail, Unreachable(f"{url} has no {call.path}"))
             return
         listener.calls[call] = None
-        task = listener.life.spawn(_coroutine(handler, call.args))
-        call.tasks.append(task)
-        task.add_done_callback(lambda task: self._answered(listener, call, task), context=self._outside)
+        call.tasks.append(listener.life.spawn(self._work_on(call, handler, listener)))
 
-    def _answered(self, listener: _Listener, call: _Call, task: asyncio.Task[Any]) -> None:
-        if task in call.tasks:
-            call.tasks.remove(task)
-        if not call.tasks:
-            listener.calls.pop(call, None)
-        if task.cancelled():
-            return
-        error = task.exception()
+    async def _work_on(self, call: _Call, handler: Handler, listener: _Listener) -> None:
+        """What the listener does, in a task of its life."""
+        result, error = None, None
+        try:
+            result = await handler(*call.args)
+        except asyncio.CancelledError:
+            self._done(call, listener)
+            raise
+        except Exception as raised:
+            error = raised
+        self._done(call, listener)
         if call.fate.cut:
             self._after(self._latency(), call.fail, Cut("the connection was lost"))
         elif error is not None:
             self._after(self._latency() + call.fate.late_s, call.fail, error)
         else:
-            self._after(self._latency() + call.fate.late_s, call.succeed, task.result())
+            self._after(self._latency() + call.fate.late_s, call.succeed, result)
+
+    def _done(self, call: _Call, listener: _Listener) -> None:
+        task = asyncio.current_task()
+        call.tasks = [each for each in call.tasks if each is not task]
+        if not call.tasks:
+            listener.calls.pop(call, None)
 
     def _silence(self, url: str, listener: _Listener) -> None:
         """The listener is dead: so are the answers that it was working on."""
@@ -186,10 +193,6 @@ class _Call:
         self.answer.cancel()
         for task in self.tasks:
             task.cancel()
-
-
-async def _coroutine(handler: Handler, args: tuple[Any, ...]) -> Any:
-    return await handler(*args)
 
 
 def _life() -> Life:

@@ -51,7 +51,7 @@ async def serve(
         evaluator = Evaluator(context, launch, keeper, folders)
         context.health.gauge("gyre_evaluations_running", "Evaluations that run", lambda: evaluator.running)
         context.health.gauge("gyre_evaluations_waiting", "Requests that nobody claimed", lambda: len(evaluator.book))
-        past, after = await context.history()
+        past, after = await context.history(about=ABOUT)
         for event in past:
             evaluator.book.apply(event)
         for home in sorted(await asyncio.to_thread(processes.homes, str(folder_of(context)))):

@@ -42,7 +42,7 @@ async def serve(
     with guard() as keeper:
         executions = Executions(context, book, launch, keeper, folders)
         context.health.gauge("gyre_executions_running", "Harness processes that run", lambda: executions.running)
-        past, after = await context.history()
+        past, after = await context.history(about=ABOUT)
         for event in past:
             book.apply(event)
         await announce(context)

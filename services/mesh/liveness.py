@@ -27,8 +27,8 @@ _TELLS = (e.ServiceJoined, e.CellJoined, e.CellLost, e.CellRoleTransition)
 """What changes who is waited for."""
 PROBE_S = 5.0
 """Longest wait for one answer."""
-PERIOD_S = 2.0
-"""Least time between two looks; where more silence is allowed, it is a thirtieth of that."""
+LOOKS = 10
+"""How often is looked within the silence that is allowed."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +105,9 @@ class Watch:
             self._known = None
 
     async def run(self) -> None:
-        period = min(max(PERIOD_S, self._lost_s / 30), self._lost_s / 10)
         while True:
             await self._look()
-            await asyncio.sleep(period)
+            await asyncio.sleep(self._lost_s / LOOKS)
 
     async def _look(self) -> None:
         awaited = {f"{self.tenancy.service}-{each.cell}": each for each in self._awaited()}

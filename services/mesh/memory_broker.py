@@ -213,6 +213,10 @@ class MemoryStream:
             self._concerned.clear()
         return view
 
+    def known_view(self, subjects: Subjects) -> View | None:
+        """The one of these filters, where somebody follows it."""
+        return self._views.get(subjects.filters)
+
     def wake_readers(self) -> None:
         for view in self._views.values():
             view.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
@@ -132,10 +132,10 @@ class MemoryReader:
         """What `__anext__` gives, one after the other; a generator is the quickest way to hand them out."""
         cursor, bus = self._cursor, self._bus
         while True:
-            if self._steady and bus.smooth and self._stream is not None and self._view is None:
+            if self._steady and bus.smooth and self._stream is not None and self._subjects is None:
                 messages = self._stream.messages
                 end = len(messages) if self._endless else min(len(messages), self._until) - 1
-                while cursor.last < end and self._steady and bus.smooth:
+                while cursor.last < end <= len(messages) and self._steady and bus.smooth:
                     self._turn += 1
                     if self._turn % _TURN == 0:
                         # Before the position moves: who is cancelled here has lost nothing.
@@ -148,13 +148,24 @@ class MemoryReader:
                     self._sent_to += 1
                     self._deliveries += 1
                     yield stored
-            elif self._steady and bus.smooth and self._stream is not None and (self._turn + 1) % _TURN:
-                assert self._view is not None
-                found = self._following_view(self._view, self._stream.messages)
-                if found is not None:
+            elif self._steady and bus.smooth and self._stream is not None:
+                messages, seqs = self._stream.messages, self._let_through(self._stream)
+                end = len(seqs) if self._endless else bisect_left(seqs, min(len(messages), self._until))
+                place = bisect_right(seqs, cursor.last)
+                while place < end and self._steady and bus.smooth and seqs[place] <= len(messages):
                     self._turn += 1
-                    yield found
-                    continue
+                    if self._turn % _TURN == 0:
+                        await asyncio.sleep(0)
+                        continue
+                    seq = seqs[place]
+                    stored = messages[seq - 1]
+                    if stored is None:
+                        break
+                    cursor.follow_to(seq)
+                    self._sent_to = seq
+                    self._deliveries += 1
+                    place += 1
+                    yield stored
             try:
                 stored = await self.__anext__()
             except StopAsyncIteration:
@@ -204,8 +215,8 @@ class MemoryReader:
     def _following(self) -> Stored | None:
         """The next message where nothing is in its way; None where there is none."""
         assert self._stream is not None
-        if self._view is not None:
-            return self._following_view(self._view, self._stream.messages)
+        if self._subjects is not None:
+            return self._following_view(self._view, self._stream.messages) if self._view is not None else self._next()
         cursor, messages = self._cursor, self._stream.messages
         last = cursor.last
         if self._endless:
@@ -253,7 +264,7 @@ class MemoryReader:
         if self.ended and stored is None:
             self.end()
             raise StopAsyncIteration
-        known = not self._cursor.filtered or self._view is not None
+        known = self._subjects is None or self._view is not None or not self._endless
         self._steady = known and not self.ended and not self._arrived and self._started
         return stored
 
@@ -308,23 +319,27 @@ class MemoryReader:
                 if stored is not None:
                     return stored
             return None
-        for seq in self._matching(stream, self._subjects):
-            stored = stream.at(seq)
+        seqs = self._let_through(stream)
+        for place in range(bisect_right(seqs, self._sent_to), len(seqs)):
+            stored = stream.at(seqs[place])
             if stored is not None:
-                self._sent_to = seq
+                self._sent_to = seqs[place]
                 return stored
         self._sent_to = len(stream.messages)
         return None
 
-    def _matching(self, stream: MemoryStream, subjects: Subjects) -> list[int]:
-        """Sequences that the filters let through, after the last that was sent."""
+    def _let_through(self, stream: MemoryStream) -> list[int]:
+        """Sequences of the messages that the filters let through, in order."""
+        assert self._subjects is not None
         if self._endless:
-            view = self._view = self._view or stream.view(subjects)
-            return view.seqs[bisect_right(view.seqs, self._sent_to) :]
+            view = self._view = self._view or stream.view(self._subjects)
+            return view.seqs
+        known = stream.known_view(self._subjects)
+        if known is not None:
+            return known.seqs
         if self._found is None or self._found[0] != len(stream.messages):
-            self._found = (len(stream.messages), stream.under(subjects))
-        found = self._found[1]
-        return found[bisect_right(found, self._sent_to) :]
+            self._found = (len(stream.messages), stream.under(self._subjects))
+        return self._found[1]
 
     def _waiting(self) -> dict[Waiting, None]:
         """Where this reader waits for the next message."""

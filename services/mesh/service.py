@@ -108,10 +108,12 @@ class Context:
             self.health.read_to.set(stored.seq)
             yield decode(stored)
 
-    async def history(self) -> tuple[list[Event], int]:
-        """Everything in LOG now, and the sequence to go on after: how a worker finds what it left undone."""
+    async def history(self, *, about: Sequence[str] = ()) -> tuple[list[Event], int]:
+        """Everything in LOG now, or what is `about` entities of these kinds, and the sequence to go on after: how a
+        worker finds what it left undone."""
         end = await self.bus.last_seq(streams.log_stream(self.run))
-        past = self.bus.read_range(streams.log_stream(self.run), 0, end)
+        wanted = streams.about(self.run, *about) if about else None
+        past = self.bus.read_range(streams.log_stream(self.run), 0, end, subject_filter=wanted)
         return [decode(stored) async for stored in past], end
 
     def path(self, name: str) -> Path:

@@ -42,7 +42,7 @@ async def serve(context: Context, *, encoder: PromptEncoder | None = None, clien
 
 async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> None:
     config = context.config
-    history, end = await context.history()
+    history, end = await context.history(about=(*ABOUT, "service"))
 
     async def say_sealed(finished: Event, sealed: ExecutionSealed) -> int:
         return await context.say(

@@ -74,7 +74,7 @@ class RolloutCell:
     async def run(self) -> None:
         """Until cancelled; raises EngineError when the engine's process ends."""
         context = self._context
-        past, position = await context.history()
+        past, position = await context.history(about=ABOUT)
         for event in past:
             self.role.fold(event)
         if self.role.over:

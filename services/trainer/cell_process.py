@@ -61,7 +61,7 @@ class CellProcess:
 
     async def read_past(self) -> int:
         """Folds everything in LOG now; returns the sequence to go on after."""
-        past, self._folded = await self.context.history()
+        past, self._folded = await self.context.history(about=ABOUT)
         for event in past:
             self._fold(event)
         return self._folded

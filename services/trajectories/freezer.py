@@ -36,7 +36,7 @@ class Freezer:
 
     async def follow(self) -> None:
         """Takes up what an earlier process left, then goes on live. Runs until cancelled."""
-        past, end = await self._context.history()
+        past, end = await self._context.history(about=("execution",))
         answered = {event.entity for event in past if event.kind == "execution.tree-frozen"}
         for event in past:
             if event.kind == "execution.sealed" and event.entity not in answered:
