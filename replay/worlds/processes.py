@@ -7,6 +7,7 @@ the guard ends it, a moment later, or until the next life of the service finds i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -54,7 +55,7 @@ class WorldGroup:
         self.pid, self.start, self.home = machine.pid(), 1, home
         self.code: int | None = None
         self._machine, self._life, self._stubborn = machine, life, stubborn
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Event()
         machine.groups[self.pid] = self
         life.at_end(self._over)
 
@@ -66,14 +67,15 @@ class WorldGroup:
         self._life.begin(self._run(main))
 
     async def wait(self) -> None:
-        # Others wait too: one that gives up may not cancel what they wait for.
-        await asyncio.shield(self._ended)
+        await self._ended.wait()
 
     async def end(self, grace_s: float) -> int:
         if self.code is None and not self._stubborn:
             self.kill(-signal.SIGTERM)
         elif self.code is None:
-            await asyncio.wait({self._ended}, timeout=grace_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._ended.wait()
             self.kill(-signal.SIGKILL)
         return -signal.SIGKILL if self.code is None else self.code
 
@@ -99,8 +101,7 @@ class WorldGroup:
         if self.code is None:
             self.code = -signal.SIGKILL
         self._machine.groups.pop(self.pid, None)
-        if not self._ended.done():
-            self._ended.set_result(None)
+        self._ended.set()
 
 
 class WorldGuard:

@@ -211,9 +211,11 @@ class Flight:
         return sampled.finish != "abort"
 
     async def _route(self) -> Route:
+        route = self._routes.ready(self.execution, self.attempt)
         try:
-            async with asyncio.timeout(ROUTE_S):
-                route = await self._routes.wait_for_route(self.execution, self.attempt)
+            if route is None:
+                async with asyncio.timeout(ROUTE_S):
+                    route = await self._routes.wait_for_route(self.execution, self.attempt)
         except TimeoutError:
             raise EngineLost(f"no engine for {self.execution} within {ROUTE_S:g} s") from None
         if route.attempt != self.attempt:
@@ -237,15 +239,14 @@ class Flight:
                 stops=self.request.stop,
             )
         )
-        moved = asyncio.create_task(self._routes.wait_for_move(self.execution, route))
         try:
-            await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                log.info("call moves", execution=self.execution, source=route.cell, target=moved.result().cell)
-                await self._leave(route, rid, answer)
+            with self._routes.moves(self.execution, route) as moved:
+                await asyncio.wait((answer, moved), return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    log.info("call moves", execution=self.execution, source=route.cell, target=moved.result().cell)
+                    await self._leave(route, rid, answer)
             part = answer.result()
         finally:
-            moved.cancel()
             # What nobody waits for any more is over before this call goes on, and its error is seen.
             answer.cancel()
             if not answer.done():

@@ -46,6 +46,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="tool_result", tag_f
 Block = Text | Thinking | Call | Result
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """What msgspec knows of a struct it keeps; of a bare list of blocks it would find it out each time."""
+
+    blocks: list[Block]
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant"]
     blocks: list[Block]
@@ -120,7 +126,7 @@ def encode_blocks(blocks: Sequence[Block]) -> bytes:
 
 def decode_blocks(answer: bytes) -> list[Block]:
     """The blocks of `encode_blocks`."""
-    return msgspec.convert(json.loads(answer), list[Block])
+    return msgspec.convert({"blocks": json.loads(answer)}, _Answer).blocks
 
 
 def canonical(value: Any) -> Any:

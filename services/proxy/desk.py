@@ -106,19 +106,24 @@ class Desk:
     async def find(self, name: str, attempt: int) -> Execution:
         """The execution that a token stands for. Raises Refused: 400 when it is cancelled, 401 when it is over, 529 when LOG
         doesn't show it."""
+        if (known := self._look(name, attempt)) is not None:
+            return known
         try:
             async with asyncio.timeout(PLACED_S):
-                while True:
-                    if name in self._cancelled:
-                        raise _is_cancelled(name)
-                    found = self.open.get(name)
-                    if name in self._over or (found and found.attempt > attempt):
-                        raise Refused(401, f"attempt {attempt} of execution {name} is over")
-                    if found and found.attempt == attempt:
-                        return found
+                while (found := self._look(name, attempt)) is None:
                     await self._news.wait()
+                return found
         except TimeoutError:
             raise Refused(529, f"execution {name} is not placed yet; ask again") from None
+
+    def _look(self, name: str, attempt: int) -> Execution | None:
+        """None where LOG doesn't show it yet."""
+        if name in self._cancelled:
+            raise _is_cancelled(name)
+        found = self.open.get(name)
+        if name in self._over or (found and found.attempt > attempt):
+            raise Refused(401, f"attempt {attempt} of execution {name} is over")
+        return found if found and found.attempt == attempt else None
 
     async def seal(self, finished: Event) -> None:
         """Answer an `execution.finished`: exactly one `execution.sealed`, whoever says it and how often we start."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -17,6 +19,19 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Adapter of the cell; empty while it is not known."""
 
 
+class Move:
+    """A call that is at `seen` hears where to go on."""
+
+    __slots__ = ("seen", "target")
+
+    def __init__(self, seen: Route, target: asyncio.Future[Route]) -> None:
+        self.seen, self.target = seen, target
+
+    def look(self, route: Route | None) -> None:
+        if route is not None and route.attempt == self.seen.attempt and route != self.seen and not self.target.done():
+            self.target.set_result(route)
+
+
 class Routes:
     """Fed with every event of LOG in order (`apply`), which wakes those whom it concerns: every call in flight waits."""
 
@@ -25,6 +40,8 @@ class Routes:
         self._urls: dict[str, str] = {}
         self._news: dict[str, asyncio.Event] = {}
         """Of the executions for which somebody waits."""
+        self._moves: dict[str, dict[Move, None]] = {}
+        """Of the executions with calls in flight."""
 
     def __repr__(self) -> str:
         return f"<Routes [{len(self._routes)} executions, {len(self._urls)} cells]>"
@@ -40,11 +57,11 @@ class Routes:
                 self._routes.pop(event.entity, None)
             case "cell.joined":
                 self._urls[event.entity] = event.data.url
-                self._tell(list(self._news))
+                self._tell(dict.fromkeys((*self._news, *self._moves)))
                 return
             case "cell.lost":
                 self._urls.pop(event.entity, None)
-                self._tell(list(self._news))
+                self._tell(dict.fromkeys((*self._news, *self._moves)))
                 return
             case _:
                 return
@@ -59,9 +76,14 @@ class Routes:
 
     async def wait_for_route(self, execution: str, attempt: int) -> Route:
         """The route of this attempt, once it is placed and its cell's address is known."""
-        while (route := self.of(execution)) is None or route.attempt < attempt or not route.url:
+        while (route := self.ready(execution, attempt)) is None:
             await self._next(execution)
         return route
+
+    def ready(self, execution: str, attempt: int) -> Route | None:
+        """The route of this attempt; None while it isn't placed or its cell's address isn't known."""
+        route = self.of(execution)
+        return None if route is None or route.attempt < attempt or not route.url else route
 
     async def wait_for_change(self, execution: str, seen: Route, timeout_s: float) -> bool:
         """Whether the route became another than `seen` within the time."""
@@ -73,16 +95,28 @@ class Routes:
             return False
         return True
 
-    async def wait_for_move(self, execution: str, seen: Route) -> Route:
-        """Where the calls of this attempt go instead of `seen`. An execution that ends or starts again doesn't move."""
-        while (route := self.of(execution)) is None or route.attempt != seen.attempt or route == seen:
-            await self._next(execution)
-        return route
+    @contextmanager
+    def moves(self, execution: str, seen: Route) -> Iterator[asyncio.Future[Route]]:
+        """Done with where the calls of this attempt go instead of `seen`. An execution that ends or starts again doesn't
+        move."""
+        move = Move(seen, asyncio.get_running_loop().create_future())
+        waiting = self._moves.setdefault(execution, {})
+        waiting[move] = None
+        move.look(self.of(execution))
+        try:
+            yield move.target
+        finally:
+            del waiting[move]
+            if not waiting:
+                self._moves.pop(execution, None)
+            move.target.cancel()
 
     async def _next(self, execution: str) -> None:
         await self._news.setdefault(execution, asyncio.Event()).wait()
 
-    def _tell(self, executions: list[str]) -> None:
+    def _tell(self, executions: Iterable[str]) -> None:
         for execution in executions:
             if news := self._news.pop(execution, None):
                 news.set()
+            for move in self._moves.get(execution, ()):
+                move.look(self.of(execution))

@@ -37,6 +37,28 @@ from services.packer.core.filling import GOOD_FILL, by_size, fill
 from services.packer.core.state import Bundle, OpenBatch, State, Supply, Taken
 
 
+_CONCERNS = frozenset(
+    (
+        e.RunStarted,
+        e.GroupDispatched,
+        e.GroupReady,
+        e.GroupMaterialized,
+        e.GroupDiscarded,
+        e.BatchOpened,
+        e.MicroStepClaimed,
+        e.MicroStepDone,
+        e.MicroStepReleased,
+        e.GroupClaimed,
+        e.MicroStepEnqueued,
+        e.BatchStreamClosed,
+        e.WeightsExposed,
+        e.BatchStepped,
+        e.CheckpointRestored,
+    )
+)
+"""What `evolve` looks at: most events are of others."""
+
+
 class Packer:
     """Decider of `group.claimed`, `micro-step.enqueued` and `batch.stream-closed`."""
 
@@ -50,6 +72,8 @@ class Packer:
         return {}
 
     def evolve(self, state: State, event: Event) -> None:
+        if type(event.data) not in _CONCERNS:
+            return
         entity = event.entity
         match event.data:
             case e.RunStarted() as data:
@@ -102,6 +126,9 @@ class Packer:
                 _undo(state, data.version)
 
     def decide(self, state: State, event: Event) -> Iterator[Decision]:
+        if type(event.data) not in _CONCERNS:
+            # Nothing has changed since all was decided that there was to decide.
+            return
         while state.batches:
             batch = state.batches[0]
             if _complete(state, batch):
