@@ -277,11 +277,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
         if context is None:
             context = copy_context()
-        handle = Handle(callback, args, context, context.get(LIFE), self._now + self._delay)
-        if self._delay:
-            heappush(self._timers, (handle._when, next(self._order), handle))
-        else:
+        delay = self._delay
+        if not delay:
+            handle = Handle(callback, args, context, context.get(LIFE), self._now)
             self._make_ready(handle)
+            return handle
+        when = self._now + delay
+        handle = Handle(callback, args, context, context.get(LIFE), when)
+        heappush(self._timers, (when, next(self._order), handle))
         return handle
 
     def again(self, handle: Handle) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 from collections import Counter
 
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from schemas.envelope import Decision
 from schemas.ids import batch_id, execution_id, group_id, group_of
 from services.mesh.decider import Driver
+from services.packer.core import packing
 from services.packer.core.packing import Packer, fill_share
 from services.packer.core.state import Bundle, State
 from tests.packer.world import World, groups_of
@@ -326,3 +329,8 @@ def test_typical_lengths_fill_micro_steps_well() -> None:
         world.claim(world.waiting()[0], "b-000001")
     assert world.of("batch.stream-closed")
     assert fill_share(world.state) > 0.88, world.state
+
+
+def test_every_kind_that_changes_the_state_is_looked_at() -> None:
+    names = set(re.findall(r"\be\.(\w+)\(\)", inspect.getsource(Packer.evolve)))
+    assert names == {kind.__name__ for kind in packing._CONCERNS}

@@ -36,7 +36,6 @@ from schemas.units import RowPlan, RowRef
 from services.packer.core.filling import GOOD_FILL, by_size, fill
 from services.packer.core.state import Bundle, OpenBatch, State, Supply, Taken
 
-
 _CONCERNS = frozenset(
     (
         e.RunStarted,
