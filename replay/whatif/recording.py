@@ -14,13 +14,12 @@ import msgspec
 
 from replay.logfile import BadLogFile
 from replay.simulator.answers import Said
+from replay.whatif.returns import Return, waits_of
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.ids import cell_id
 from schemas.kinds import is_decision
 
-WAITED_US = 1_000
-"""Satellites that serve again within this of each other, or of the publication, have waited for their weights."""
 FAILURES = (
     "execution.lost",
     "cell.lost",
@@ -97,8 +96,10 @@ class Recording:
         self.steps: dict[int, Said] = {}
         self.exposed: dict[tuple[int, str], int] = {}
         self.published: dict[int, dict[str, Said]] = {}
-        self.publication_us: dict[int, int] = {}
+        self.publication_us: dict[int, int]
         """Version to when satellites that waited for it had it, since its exposure."""
+        self.returns_early: bool
+        """Whether a satellite came back with a version that had not been published yet."""
         self.late: dict[str, int] = {}
         self.outside: list[Event] = []
         """What an operator did, and services that came."""
@@ -124,9 +125,7 @@ class Recording:
         self._free_us: dict[str, int] = {}
         self._claimed_us: dict[str, int] = {}
         self._times: dict[tuple[str, Any], int] = {}
-        self._early: list[tuple[str, int]] = []
-        self._before: dict[int, tuple[str, int, str]] = {}
-        """Version to the satellite that came back with it last."""
+        self._returns: list[Return] = []
         self._ended: dict[str, int] = {}
         on = _HANDLERS
         times: list[int] = []
@@ -151,8 +150,10 @@ class Recording:
                 self.failures.append((event.seq, event.kind))
             if event.kind in OUTSIDE or event.kind == "service.joined":
                 self.outside.append(event)
-        self.returns_early = any(not self.passages[cell, epoch, "acquired"].waited for cell, epoch in self._early)
-        """Whether a satellite came back with a version that had not been published yet, and waited for nobody."""
+        waits = waits_of(self._returns, self.published)
+        for key in waits.waited:
+            self.passages[key] = msgspec.structs.replace(self.passages[key], waited=True)
+        self.publication_us, self.returns_early = waits.publication_us, waits.early
         for life, started_us in self._running.values():
             life.ran_us = self.end_us - started_us
         if self._began is None:
@@ -260,28 +261,17 @@ class Recording:
                 waited=False,
             )
             self.passages[*key, data.phase] = passage
-            if (data.target, data.phase) == ("rollout", "acquired") and event.entity != cell_id(0):
-                self._returned(event, data.version)
+            if (data.target, data.phase) == ("rollout", "acquired"):
+                self._returns.append(
+                    Return(
+                        key=(*key, "acquired"),
+                        satellite=event.entity != cell_id(0),
+                        version=data.version,
+                        after_us=event.time_us - since_us,
+                        since_us=event.time_us - self._times.get(("out", data.version), since_us),
+                    )
+                )
         self._phase_us[key] = event.time_us
-
-    def _returned(self, event: Event, version: int) -> None:
-        """A satellite serves again, with this version."""
-        with_it = self._times.get(("with", version), -1)
-        published_us = self._times.get(("published", version), -1)
-        keys = [(event.entity, event.data.epoch, "acquired")]
-        if 0 <= event.time_us - with_it < WAITED_US:
-            keys.append(self._before[version])
-            out_us = self._times.get(("out", version))
-            if out_us is not None:
-                self.publication_us.setdefault(version, event.time_us - out_us)
-        elif not 0 <= event.time_us - published_us < WAITED_US:
-            keys = []
-            if published_us < 0:
-                self._early.append((event.entity, event.data.epoch))
-        for key in keys:
-            self.passages[key] = msgspec.structs.replace(self.passages[key], waited=True)
-        self._times["with", version] = event.time_us
-        self._before[version] = event.entity, event.data.epoch, "acquired"
 
     # --- training
 
@@ -327,7 +317,6 @@ class Recording:
         if out_us is not None:
             said = Said(event.time_us - out_us, data)
             self.published.setdefault(data.version, {}).setdefault(event.entity, said)
-            self._times["published", data.version] = event.time_us
 
 
 _HANDLERS: dict[str, Callable[[Recording, Event, Any], None]] = {

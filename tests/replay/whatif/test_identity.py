@@ -11,7 +11,8 @@ from replay.whatif.report import Asked
 from schemas.envelope import Event
 from tests.replay.whatif.simulated import WAYS, recorded
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "quickstart-elastic.gyre"
+LOGS = Path(__file__).parents[2] / "golden"
+GOLDEN = LOGS / "quickstart-elastic.gyre"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,13 @@ def test_a_real_run_is_given_back(golden: list[Event]) -> None:
     found = asked.play(asked.config)
     assert found.parting is None
     assert found.events == golden
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("simulated/*.gyre")), ids=lambda path: path.stem)
+def test_every_log_that_is_kept_is_given_back(path: Path) -> None:
+    events = read_events(path)
+    asked = Asked(events)
+    assert asked.play(asked.config).events == events
 
 
 def test_the_world_of_a_real_run_comes_near_it_alone(golden: list[Event]) -> None:
