@@ -19,7 +19,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from services.proxy.conversation import root_key
+import msgspec
+
+from services.proxy.conversation import canonical, digest, root_key
 from services.proxy.transcript import START, Mark, Transcript
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ class Head(Generic[T]):
     __slots__ = ("digest", "value")
 
     def __init__(self, data: bytes, value: T) -> None:
-        self.digest = hashlib.blake2b(data, digest_size=_DIGEST).digest()
+        self.digest = meaning(data)
         self.value = value
 
 
@@ -122,8 +124,14 @@ class Memory:
         return last[3]
 
 
-def request_digest(dialect: str, agent: str, head: Head[Any], history: History) -> str:
-    """Equal for every repetition of a request, which is the same bytes but for what isn't part of the head: whether it is
-    streamed."""
-    parts = b"\0".join([dialect.encode(), agent.encode("utf-8", "surrogatepass"), head.digest + history.digest])
+def meaning(data: bytes) -> bytes:
+    """Digest of JSON, whatever the order of its keys: Codex has another one in every repetition."""
+    return digest(canonical(msgspec.json.decode(data)))
+
+
+def request_digest(dialect: str, agent: str, head: Head[Any], history: History, beside: bytes = b"") -> str:
+    """Equal for every repetition of a request: messages that are the same bytes, a head that means the same. Whether it is
+    streamed is part of neither; `beside` is a digest of what else makes it another request."""
+    told = head.digest + history.digest + beside
+    parts = b"\0".join([dialect.encode(), agent.encode("utf-8", "surrogatepass"), told])
     return hashlib.blake2b(parts, digest_size=_DIGEST).hexdigest()

@@ -64,8 +64,13 @@ class Stage:
             await self._serve()
             return await self._sandbox.process.wait()
 
-    async def restart(self) -> None:
-        """The proxy dies with all that it knew, and another takes the execution over from the records."""
+    async def restart(self, *, crash: bool) -> None:
+        """The proxy ends, or dies with its connections, and another takes the execution over from the records."""
+        assert self.world.context
+        if crash:
+            for connection in self.world.context.health._runner.server.connections:  # type: ignore[attr-defined]
+                if connection.transport is not None:
+                    connection.transport.abort()
         await self.world.kill()
         await until(lambda: not any(engine.live for engine in self.engines))
         self.script.forget({tuple(record.logprobs) for record in await self.records()})
@@ -164,7 +169,7 @@ class Mover:
         draw = self._draw(live.play.rule, live.play.asked, "move")
         if self._restarts > stage.moves["restart"] and draw.random() < 0.5:
             stage.moves["restart"] += 1
-            await stage.restart()
+            await stage.restart(crash=draw.random() < 0.5)
             return
         target = draw.choice([index for index in range(len(stage.engines)) if index != here])
         how = draw.choice(["moved", "drained", "lost"])

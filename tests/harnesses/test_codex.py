@@ -16,13 +16,13 @@ from tests.harnesses.stage import Mover, staged
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize(("seed", "restarts"), [(None, 0), (1, 0), (30, 4)])
 async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
-    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int | None
+    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int | None, restarts: int
 ) -> None:
     path = program("codex")
     async with staged(policy, tokenizer, tmp_path, rules()) as stage:
-        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6).moving():
+        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts).moving():
             assert await run_codex(stage, path) == DONE
         records = await stage.check()
     by_name = stage.by_name(records)

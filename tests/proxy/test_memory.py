@@ -123,6 +123,27 @@ def test_streaming_is_no_part_of_what_a_repetition_repeats_and_all_else_is() -> 
     assert agent.digest != base.digest
 
 
+def test_a_repetition_may_have_its_keys_in_another_order() -> None:
+    about = {"turn_id": "t1", "x-codex-turn-metadata": "{}", "session_id": "s"}
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}]
+    body = {"model": "m", "input": [{"role": "user", "content": "hi"}], "tools": tools, "client_metadata": about}
+
+    def turned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: turned(value[key]) for key in reversed(value)}
+        return [turned(item) for item in value] if isinstance(value, list) else value
+
+    def ask(memory: Memory, body: Any) -> Any:
+        return responses.parse(json.dumps(body).encode(), {}, memory)
+
+    again = {key: value if key == "input" else turned(value) for key, value in reversed(body.items())}
+    memory = Memory()
+    first, second = ask(memory, body), ask(memory, {**body, "client_metadata": turned(about)})
+    assert first.digest == second.digest == ask(memory, again).digest == ask(Memory(), again).digest
+    assert first.conversation.tools is second.conversation.tools, "the head was read anew"
+    assert ask(memory, {**body, "client_metadata": {**about, "turn_id": "t2"}}).digest != first.digest
+
+
 def test_a_message_that_is_refused_leaves_those_before_it_read() -> None:
     memory = Memory()
     good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

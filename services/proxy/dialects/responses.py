@@ -26,11 +26,13 @@ from services.proxy.dialects.openai import (
 )
 from services.proxy.dialects.responses_tools import TEXT, Origin, read_tools, shown_name
 from services.proxy.dialects.wire import NO_GRAMMAR, Body, convert, decode, field, numbers, read_body
-from services.proxy.memory import Memory, request_digest
+from services.proxy.memory import Memory, meaning, request_digest
 from services.proxy.refusal import PROMPT_TOO_LONG, Refused
 from services.proxy.transcript import Transcript
 
 NAME = "responses"
+_ABOUT = "client_metadata"
+"""Apart from the head, which is the same in all requests of an agent: it names the turn."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
     """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
     the place and the reason."""
     known = memory or Memory()
-    return read_body(data, ("input", "stream", "stream_options"), lambda body: _request(body, headers, known))
+    return read_body(data, ("input", "stream", "stream_options", _ABOUT), lambda body: _request(body, headers, known))
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
@@ -67,7 +69,7 @@ def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
     told = conversation(history.read(items, _item), headers, tools, memory, asked.instructions)
     return Request(
         conversation=told,
-        digest=request_digest(NAME, told.agent, head, history),
+        digest=request_digest(NAME, told.agent, head, history, meaning(bytes(body.apart.get(_ABOUT, b"null")))),
         model=asked.model,
         stream=bool(body.value("stream", bool)),
         max_tokens=asked.max_output_tokens,
