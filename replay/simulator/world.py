@@ -45,6 +45,8 @@ class Facts:
         """Execution that runs to the time of its start."""
         self._cancelled: set[str] = set()
         """Surplus executions without an outcome."""
+        self._ended: set[str] = set()
+        """Executions that said their end and are without an outcome."""
         self._engines: dict[str, int] = {}
         """Every engine that has come up to its capacity."""
         self._serving: dict[str, int] = {}
@@ -174,8 +176,10 @@ class Facts:
         return (now_us - since_us) / 1e6
 
     def _execution_cancelled(self, event: Event, data: e.ExecutionCancelled) -> None:
-        """It stops at once."""
+        """It stops at once, if it has not ended while that was on its way."""
         name = event.entity
+        if name in self._ended:
+            return
         self._cancelled.add(name)
         placed = self._placed.pop(name, None)
         finished = e.ExecutionFinished(
@@ -190,12 +194,14 @@ class Facts:
 
     def _execution_settled(self, event: Event, data: e.ExecutionSettled) -> None:
         self._cancelled.discard(event.entity)
+        self._ended.discard(event.entity)
 
     def _execution_lost(self, event: Event, data: e.ExecutionLost) -> None:
         self._placed.pop(event.entity, None)
         self._stop(event.entity, event.time_us)
 
     def _execution_finished(self, event: Event, data: e.ExecutionFinished) -> None:
+        self._ended.add(event.entity)
         self._placed.pop(event.entity, None)
         self._stop(event.entity, event.time_us)
         self._fact("proxy", "execution.sealed", event.entity, self._answers.sealed(event), event, "sealed")

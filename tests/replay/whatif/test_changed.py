@@ -13,6 +13,7 @@ from replay.checker import check
 from replay.invariants import Evidence
 from replay.logfile import read_events
 from replay.replayer import Replayer
+from replay.whatif.continuation import Continuation
 from replay.whatif.parameters import changed
 from replay.whatif.report import Asked
 from schemas.envelope import Event
@@ -91,6 +92,18 @@ def test_a_real_run_under_another_strategy_is_a_run() -> None:
     ]
     theirs = {each.id: (each.time_us, each.data) for each in events}
     assert len(shared) > 100 and all((each.time_us, each.data) == theirs[each.id] for each in shared)
+
+
+def test_who_ended_while_it_was_given_up_ends_once() -> None:
+    """Services hear of each other later: a surplus execution may have ended by then."""
+    _, asked = recorded("run.scheduler.oversample=2")
+    found = Continuation(asked.recording, asked.config)
+    found.answers.gaps = dict.fromkeys([("trajectories", "execution.cancelled")], 600_000_000)
+    found.run(simulated("run.scheduler.oversample=2").events, from_seq=1)
+    cancelled = {each.entity for each in found.events if each.kind == "execution.cancelled"}
+    ends = [each for each in found.events if each.kind == "execution.finished" and each.entity in cancelled]
+    assert len(ends) == len({each.entity for each in ends})
+    assert any(each.data.reason != "surplus" for each in ends)
 
 
 def causes_come_first(events: list[Event]) -> None:
