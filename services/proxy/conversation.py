@@ -101,7 +101,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     asked: dict[str, float]
     """Sampling that was asked for; the proxy's own is used."""
     calls_allowed: bool = True
-    """False: a tool call of the policy is handed on as text."""
+    """False, also where there are no tools: a call of the policy is handed on as text. No client expects one then, and
+    one that makes a summary fails."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer, wherever in it they are sampled."""
     wire: Any = None

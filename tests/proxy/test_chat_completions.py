@@ -154,7 +154,7 @@ def test_null_means_that_nothing_was_asked() -> None:
         ("tools", "tool_choice", "max_tokens", "stream", "stream_options", "temperature", "stop", "n", "logit_bias")
     )
     request = parsed({**body_of(said("user", "hi")), **nothing, "logprobs": False, "response_format": {"type": "text"}})
-    assert not request.stream and request.max_tokens is None and request.calls_allowed and request.asked == {}
+    assert not request.stream and request.max_tokens is None and not request.calls_allowed and request.asked == {}
 
 
 def test_the_newer_bound_wins() -> None:

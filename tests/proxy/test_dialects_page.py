@@ -53,6 +53,9 @@ CHAT_CALLS = [{"id": i, "type": "function", "function": {"name": "f", "arguments
 R_CALLS = [{"type": "function_call", "call_id": i, "name": "f", "arguments": "{}"} for i in "ab"]
 R_RESULTS = [{"type": "function_call_output", "call_id": i, "output": i} for i in "ba"]
 FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA}
+M_TOOLS = tools({"name": "f", "input_schema": SCHEMA})
+CHAT_TOOLS = tools({"type": "function", "function": FUNCTION})
+R_TOOLS = tools({"type": "function", **FUNCTION})
 NEW = {"type": "something_new", "x": 1}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 A = {"type": "text", "text": "a"}
@@ -88,11 +91,7 @@ TRIES: dict[str, tuple[Try, Try, Try]] = {
         r(user([{"type": "input_image", "image_url": "data:"}])),
     ),
     "audio and files": (None, m(user([{"type": "input_audio"}])), r(user([{"type": "input_file"}]))),
-    "functions": (
-        tools({"name": "f", "input_schema": SCHEMA}),
-        tools({"type": "function", "function": FUNCTION}),
-        tools({"type": "function", **FUNCTION}),
-    ),
+    "functions": (M_TOOLS, CHAT_TOOLS, R_TOOLS),
     "tools in a namespace": (None, None, tools({"type": "namespace", "name": "n", "tools": [{**FUNCTION}]})),
     "custom tools, whose calls are free text": (
         None,
@@ -136,7 +135,11 @@ TRIES: dict[str, tuple[Try, Try, Try]] = {
         {"reasoning": {"effort": "high", "summary": "auto"}},
     ),
     "an answer that begins with given text": (m(assistant("{")), m(assistant("{")), r(assistant("{"))),
-    "no calls in the answer": ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}, {"tool_choice": "none"}),
+    "no calls in the answer": (
+        (M_TOOLS, {**M_TOOLS, "tool_choice": {"type": "none"}}),
+        (CHAT_TOOLS, {**CHAT_TOOLS, "tool_choice": "none"}),
+        (R_TOOLS, {**R_TOOLS, "tool_choice": "none"}),
+    ),
     "a call that must come": ({"tool_choice": {"type": "any"}}, {"tool_choice": FORCED}, {"tool_choice": "required"}),
     "at most one call in the answer": (
         {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},

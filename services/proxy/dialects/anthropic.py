@@ -105,7 +105,7 @@ def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
         max_tokens=asked.max_tokens,
         asked=numbers(temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, max_tokens=asked.max_tokens),
         stop=stops(asked.stop_sequences, "stop_sequences"),
-        calls_allowed=(asked.tool_choice or {}).get("type") != "none",
+        calls_allowed=bool(read.tools) and (asked.tool_choice or {}).get("type") != "none",
     )
 
 

@@ -93,7 +93,7 @@ def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
             max_tokens=most,
         ),
         stop=stops([asked.stop] if isinstance(asked.stop, str) else asked.stop, "stop"),
-        calls_allowed=asked.tool_choice != "none",
+        calls_allowed=bool(tools) and asked.tool_choice != "none",
         wire=Wire(usage=bool((options or {}).get("include_usage"))),
     )
 

@@ -74,7 +74,7 @@ def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
         stream=bool(body.value("stream", bool)),
         max_tokens=asked.max_output_tokens,
         asked=numbers(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_output_tokens),
-        calls_allowed=asked.tool_choice != "none",
+        calls_allowed=bool(tools) and asked.tool_choice != "none",
         wire=answers.Wire(
             origins=origins,
             parallel=asked.parallel_tool_calls is not False,
