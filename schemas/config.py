@@ -125,7 +125,8 @@ class Harness(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout_s: float = 600.0
     """Harness time-out: the execution is stopped and what it left is scored."""
     overall_timeout_s: float = 900.0
-    """Budget of the whole execution, evaluation included."""
+    """Budget of the whole execution, evaluation included. A model call for which no engine is ready waits as long as it
+    lasts."""
 
 
 class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,9 @@
 """The life of one model call, from its place in the tree to its stored record.
 
     generating ──answer──> storing ──stored──> done (node)        clients may come and go all the while
+      │  ├ no engine has it (not placed, cell lost or not up yet): wait, as long as the execution's budget lasts
       │  ├ route moved: abort at the source, go on at the target from what was sampled
-      │  ├ 409: wait for the route to change, go on
+      │  ├ 409, its cell changes its role: wait for the route to change, go on; in the same budget
       │  ├ connection lost: again under a new rid from what is known, a bounded number of times in a row
       │  └ aborted by the engine: go on from what was sampled
       └──stopped (seal, grace over): abort by exact rid ──> done (refused)
@@ -11,6 +12,8 @@ Invariants
 - a client sees an answer only when its record is stored; the same request in flight twice is one call;
 - what an engine sampled is kept: a resumed answer is the concatenation of its parts, with a version for each span;
 - every part is asked for under a rid of its own, from which engines draw: no stream of random numbers is used twice;
+- `alive` is false only from the loss of an engine until it is asked again or LOG names another, or none: a call that
+  waits for an engine is a queue, and its client is told so by pings; an engine that doesn't answer is silence;
 - once storing has begun a call ends with its record, whoever wants it stopped.
 """
 
@@ -36,8 +39,6 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 LEAVE_S = 10.0
 """Seconds that a source has to give up a call that moves; then the call starts at the target from what is known."""
-ROUTE_S = 30.0
-"""Seconds for which a call waits until its execution has an engine with an address."""
 
 log = structlog.get_logger(service="proxy")
 
@@ -72,6 +73,7 @@ class Flight:
         stop_ids: list[int],
         stopped: Callable[[list[int], Sequence[str]], Stop | None],
         grace_s: float,
+        left_s: Callable[[], float],
         engines: Engines,
         routes: Routes,
         store: Callable[[Flight, Sampled], Awaitable[Node]],
@@ -80,12 +82,14 @@ class Flight:
         self.execution, self.attempt, self.request, self.prompt = execution, attempt, request, prompt
         self._rid_seed, self._stop_ids, self._stopped, self._grace_s = rid_seed, stop_ids, stopped, grace_s
         self._engines, self._routes, self._store, self._ended = engines, routes, store, ended
+        self._left_s = left_s
+        """Seconds that are left of the execution's budget."""
         self.done = asyncio.Event()
         self.node: Node | None = None
         self.refused: Refused | None = None
         self.clients = 0
         self.alive = True
-        """False while an engine that was lost hasn't been replaced: no pings go out then."""
+        """False while an engine that was lost is neither asked again nor replaced: no pings go out then."""
         self.cell = ""
         """Engine that answers, or answered."""
         self._tries = 0
@@ -172,6 +176,8 @@ class Flight:
                 part = await self._ask(route, sampled)
             except StaleEpoch:
                 # The cell may also be behind us in the log, so the same route is tried again after a while.
+                if self._left_s() <= 0:
+                    raise self._unserved() from None
                 await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S * 5)
                 continue
             except EngineLost as error:
@@ -212,15 +218,20 @@ class Flight:
 
     async def _route(self) -> Route:
         route = self._routes.ready(self.execution, self.attempt)
-        try:
-            if route is None:
-                async with asyncio.timeout(ROUTE_S):
+        if route is None:
+            # Who was lost is known to LOG, or nobody was: from here on the call waits its turn.
+            self.alive = True
+            try:
+                async with asyncio.timeout(max(0.0, self._left_s())):
                     route = await self._routes.wait_for_route(self.execution, self.attempt)
-        except TimeoutError:
-            raise EngineLost(f"no engine for {self.execution} within {ROUTE_S:g} s") from None
+            except TimeoutError:
+                raise self._unserved() from None
         if route.attempt != self.attempt:
             raise Refused(401, f"attempt {self.attempt} of {self.execution} is over")
         return route
+
+    def _unserved(self) -> EngineLost:
+        return EngineLost(f"no engine served {self.execution} while its budget lasted")
 
     async def _ask(self, route: Route, sampled: Sampled) -> Sampled:
         """What the engine of `route` adds to `sampled`; if the route moves meanwhile, what it had added by then."""

@@ -34,6 +34,8 @@ class Desk:
         """Those that are not sealed yet."""
         self._held_out: set[str] = set()
         """Held-out executions that are not over: they may sample at a temperature of their own."""
+        self._began: dict[str, int] = {}
+        """When those that are not sealed yet started first."""
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -78,9 +80,16 @@ class Desk:
             case "execution.placed" if event.entity not in self._over:
                 before = self.open.get(event.entity)
                 if before is None or before.attempt < event.data.attempt:
-                    self.open[event.entity] = self._execution(event.entity, event.data.attempt)
+                    self.open[event.entity] = self._execution(
+                        event.entity, event.data.attempt, began_us=self._began.get(event.entity, event.time_us)
+                    )
                     if before is not None:
                         stopped = before, Refused(401, "a newer attempt of the execution was placed")
+            case "execution.started" if event.entity not in self._over:
+                began = self._began.setdefault(event.entity, event.time_us)
+                if event.entity in self.open:
+                    self.open[event.entity].began_us = began
+                return None
             case "execution.cancelled" if event.entity not in self._over:
                 self._cancelled.add(event.entity)
                 if event.entity in self.open:
@@ -91,6 +100,7 @@ class Desk:
                 self._end(event.entity)
                 self._held_out.discard(event.entity)
                 self._cancelled.discard(event.entity)
+                self._began.pop(event.entity, None)
                 self.open.pop(event.entity, None)
             case _:
                 return None
@@ -140,10 +150,11 @@ class Desk:
             return  # said already, in an earlier life
         self.open.pop(finished.entity, None)
 
-    def _execution(self, name: str, attempt: int) -> Execution:
+    def _execution(self, name: str, attempt: int, *, began_us: int | None = None) -> Execution:
         config = self._shared.config
         own = config.eval.temperature if name in self._held_out else None
-        return Execution(self._shared, name, attempt, config.proxy.temperature if own is None else own)
+        temperature = config.proxy.temperature if own is None else own
+        return Execution(self._shared, name, attempt, temperature, began_us=began_us)
 
     async def close(self) -> None:
         """Stops everything in flight: the proxy ends."""

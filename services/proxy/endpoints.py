@@ -1,7 +1,8 @@
 """HTTP of the dialects: who may ask, what is answered, and what a client sees while it waits.
 
-Nothing but a dialect's opening and pings goes out before the record is stored, then everything at once. Pings stop while
-no engine works on the call. A client that leaves ends its handler, never the call.
+Nothing but a dialect's opening and pings goes out before the record is stored, then everything at once. Pings go on while
+the call waits for an engine, as long as the execution's budget lasts, and stop while its engine is dead. A client that
+leaves ends its handler, never the call.
 """
 
 from __future__ import annotations

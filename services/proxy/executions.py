@@ -21,6 +21,7 @@ from schemas.events import ExecutionSealed
 from schemas.ids import call_id
 from schemas.records import CallRecord, Delivery, RecordEntry
 from services.mesh.bus import Bus
+from services.mesh.clock import MICROSECONDS, Clock
 from services.proxy.calls import Flight, Prompt
 from services.proxy.conversation import Message, Request, decode_blocks, encode_blocks, link
 from services.proxy.encoder import PromptEncoder, cut_at
@@ -43,6 +44,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     config: Config
     bus: Bus
+    clock: Clock
     encoder: PromptEncoder
     engines: Engines
     routes: Routes
@@ -51,8 +53,12 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution:
-    def __init__(self, shared: Shared, execution: str, attempt: int, temperature: float) -> None:
+    def __init__(
+        self, shared: Shared, execution: str, attempt: int, temperature: float, *, began_us: int | None = None
+    ) -> None:
         self._shared = shared
+        self.began_us = shared.clock.now_us() if began_us is None else began_us
+        """When its budget began: at its first start, whatever attempt that was; until LOG shows one, at its placement."""
         self._temperature = temperature
         self.execution, self.attempt = execution, attempt
         self.tree = Tree()
@@ -116,6 +122,7 @@ class Execution:
                 stop_ids=shared.encoder.stop_ids,
                 stopped=shared.encoder.stopped,
                 grace_s=shared.config.proxy.grace_s,
+                left_s=self._left_s,
                 engines=shared.engines,
                 routes=shared.routes,
                 store=self._store,
@@ -140,6 +147,11 @@ class Execution:
         await self.stop(Refused(401, f"execution {self.execution} is over"))
         async with self._lock:
             return await self._ledger.sealed()
+
+    def _left_s(self) -> float:
+        """Seconds left of the execution's budget, after which the harness service ends it."""
+        age_us = self._shared.clock.now_us() - self.began_us
+        return self._shared.config.harness.overall_timeout_s - age_us / MICROSECONDS
 
     def _check_open(self) -> None:
         if self.over:

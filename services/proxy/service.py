@@ -58,6 +58,7 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
             run=context.run,
             config=config,
             bus=context.bus,
+            clock=context.clock,
             encoder=encoder,
             engines=Engines(cells),
             routes=Routes(),

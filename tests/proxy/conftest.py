@@ -67,11 +67,18 @@ def encoder(tokenizer: ChatTokenizer) -> Encoder:
     return Encoder(tokenizer, make_renderer(tokenizer))
 
 
-def configured(policy: Path, *, eval: dict[str, Any] | None = None, context_length: int = 4096, **proxy: Any) -> Config:
+def configured(
+    policy: Path,
+    *,
+    eval: dict[str, Any] | None = None,
+    context_length: int = 4096,
+    budget_s: float = 900.0,
+    **proxy: Any,
+) -> Config:
     tree = {
         "name": "proxy",
         "steps": 21,
-        "harness": {"command": ["true"]},
+        "harness": {"command": ["true"], "timeout_s": min(budget_s, 600.0), "overall_timeout_s": budget_s},
         "policy": {"path": str(policy)},
         "eval": eval or {},
         "proxy": {"grace_s": 30.0, "max_new_tokens": 512, **proxy},

@@ -188,6 +188,7 @@ async def play(
         run=RUN,
         config=configured(policy, max_new_tokens=length),
         bus=bus,
+        clock=SystemClock(),
         encoder=encoder,
         engines=engines,  # type: ignore[arg-type]
         routes=routes,
