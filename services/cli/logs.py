@@ -62,8 +62,10 @@ async def export_run(places: Places, run: str, path: Path) -> Manifest:
 async def read_events(
     places: Places, run: str, *, follow: bool = False, kinds: list[str] | None = None
 ) -> AsyncGenerator[tuple[Stored, Event], None]:
-    """Every event of the kinds (patterns such as `cell.*`), then with `follow` those to come until the run is over."""
-    async with open_log(places, run) as bus, contextlib.aclosing(read_log(bus, run, follow=follow)) as events:
+    """Every event of the kinds (patterns such as `cell.*`), then with `follow` those to come until the run is over. Of a run
+    that nobody keeps up none will come."""
+    to_come = follow and places.goes_on(run)
+    async with open_log(places, run) as bus, contextlib.aclosing(read_log(bus, run, follow=to_come)) as events:
         async for stored, event in events:
             if not kinds or any(fnmatchcase(event.kind, kind) for kind in kinds):
                 yield stored, event

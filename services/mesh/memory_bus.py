@@ -250,7 +250,7 @@ class MemoryBus:
             raise BlobDamaged(
                 f"the blob {name!r} is damaged: its content doesn't match its digest",
                 where=streams.blob_bucket(self.run),
-                remedy="write it again, or restore the store from a copy",
+                remedy="restore the store from a copy, or delete the blob there and write it again",
             )
         return data
 

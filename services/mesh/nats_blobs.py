@@ -87,7 +87,7 @@ class NatsBlobs:
                 raise BlobDamaged(
                     f"the blob {name!r} is damaged: its content doesn't match its digest",
                     where=self.bucket,
-                    remedy="write it again, or restore the store from a copy",
+                    remedy="restore the store from a copy, or delete the blob there and write it again",
                 )
             tried = meta["nuid"]
             data = await self._content(meta)

@@ -147,6 +147,8 @@ def test_a_run_that_nobody_keeps_up_is_replayed_to_where_its_log_ends(
     asyncio.run(stopped(tmp_path, events=300))
     assert app(["replay", "--follow", run, "--state", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "300 events"
+    assert app(["events", "--follow", "--run", run, "--state", str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 300
 
 
 @pytest.mark.parametrize(
