@@ -40,7 +40,7 @@ DECIDERS = {
 """Where the decider of each deciding service is."""
 _CODES = {"run.started", "run.continued"}
 """Kinds that tell which code recorded what follows."""
-_BLOCK = 4096
+_BLOCK = 2048
 """Events that are fed at a time: deciders stay in the processor's caches."""
 
 

@@ -35,7 +35,8 @@ GROWTH_MB = 64.0
 SIZES = (10_000, 100_000, 1_000_000)
 _EVENTS_A_STEP = 5_000
 """Of the scenario, at least."""
-_ROUNDS = 5
+_ROUNDS = 15
+"""So many that the least of them is not the load of the machine."""
 _CHILD = "import sys; from services.cli.bench_replay import child; child(sys.argv[1])"
 
 

@@ -25,7 +25,7 @@ def admit(tree: ExecutionTreeFrozen, *, execution: str, limit: int, seed: int) -
     unmasked = list(tree.trainable)
     lengths = _along_paths(tree.parents, tree.tokens)
     rows: list[RowPlan] = []
-    while len(rows) < limit:
+    while len(rows) < limit and any(unmasked):
         left = _along_paths(tree.parents, unmasked)
         open_leaves = [(kind, leaf) for leaf, kind in zip(tree.leaves, tree.classes, strict=True) if left[leaf]]
         if not open_leaves:
