@@ -29,6 +29,8 @@ T = TypeVar("T")
 HEADS = 8
 KEPT_BYTES = 4 << 20
 """Of messages in histories beside the newest."""
+HISTORIES = 256
+"""Of one execution, whatever their size."""
 _DIGEST = 16
 
 Fold = Callable[[Transcript, bytes, int], None]
@@ -107,10 +109,11 @@ class Memory:
         key = (dialect, items[0] if items else b"")
         found = self._histories.pop(key, None) or History()
         self._histories[key] = found
-        kept = [(other, history.size) for other, history in self._histories.items() if history is not found]
+        # A first message that couldn't be read lies in the key alone.
+        kept = [(key, max(len(key[1]), history.size)) for key, history in self._histories.items() if history is not found]
         total = sum(size for _, size in kept)
         for other, size in kept:
-            if total <= KEPT_BYTES:
+            if total <= KEPT_BYTES and len(self._histories) <= HISTORIES:
                 break
             del self._histories[other]
             total -= size

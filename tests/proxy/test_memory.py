@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.proxy.dialects import anthropic, chat_completions, responses
 from services.proxy.dialects.dialect import Dialect
-from services.proxy.memory import HEADS, KEPT_BYTES, Memory
+from services.proxy.memory import HEADS, HISTORIES, KEPT_BYTES, Memory
 from services.proxy.refusal import Refused
 
 SYSTEMS = ("one", "other")
@@ -163,6 +163,18 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(memory._heads) == HEADS
     sizes = [each.size for each in memory._histories.values()]
     assert sum(sizes[:-1]) <= KEPT_BYTES and len(sizes) == 3
+
+
+def test_what_is_remembered_is_bounded_also_of_small_and_of_unreadable_requests() -> None:
+    memory = Memory()
+    for index in range(2 * HISTORIES):
+        read(memory, [{"role": "user", "content": str(index)}])
+    assert len(memory._histories) == HISTORIES
+    text = "x" * (KEPT_BYTES // 3)
+    for index in range(10):
+        with pytest.raises(Refused):
+            read(memory, [{"role": "nobody", "content": f"{index} {text}"}])
+    assert sum(len(first) for _, first in list(memory._histories)[:-1]) <= KEPT_BYTES
 
 
 def test_of_the_same_head_each_dialect_makes_its_own() -> None:
