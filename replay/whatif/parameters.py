@@ -28,6 +28,7 @@ and a recording holds one world."""
 _SHORT = {key.rpartition(".")[2]: key for key in TOLD}
 _POINTS = 200
 """Of a sweep, at most."""
+_DIGITS = 30
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +96,8 @@ def _range(text: str, values: str) -> list[Any]:
         first, last, step = (Decimal(each.strip()) for each in values.split(":"))
     except (InvalidOperation, ValueError):
         raise _no_range(text, "three numbers are needed") from None
+    if not all(each.is_finite() and abs(each.adjusted()) < _DIGITS for each in (first, last, step)):
+        raise _no_range(text, f"numbers of less than {_DIGITS} digits are needed")
     if step <= 0 or last < first or (last - first) / step > _POINTS:
         raise _no_range(text, "it leads nowhere" if step <= 0 or last < first else f"more than {_POINTS} points")
     decimals = [first + index * step for index in range(int((last - first) / step) + 1)]
@@ -125,5 +128,5 @@ def _get(config: Config, key: str) -> Any:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text

@@ -49,6 +49,7 @@ def test_what_can_not_be_asked_is_said(text: str, said: str) -> None:
         ("strategy=eager", "elastic"),
         ("rho_min=2", "not in (0, 1]"),
         ("steps=7", "multiple"),
+        ("mu=" + "9" * 5000, "scheduler.mu"),
     ],
 )
 def test_values_are_checked_as_those_of_a_run(text: str, said: str) -> None:
@@ -78,7 +79,21 @@ def test_a_sweep_has_its_points(text: str, found: list[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["rho_min=1:0:0.1", "rho_min=0:1:0", "rho_min=0:1", "rho_min=a:b:c", "rho_min=0:1:0.001", "rho_min="]
+    "text",
+    [
+        "rho_min=1:0:0.1",
+        "rho_min=0:1:0",
+        "rho_min=0:1",
+        "rho_min=a:b:c",
+        "rho_min=0:1:0.001",
+        "rho_min=",
+        "rho_min=0:nan:0.1",
+        "rho_min=nan:1:0.1",
+        "rho_min=0:1:nan",
+        "rho_min=inf:inf:1",
+        "rho_min=1e999999999:1e999999999:1",
+        "rho_min=0:1:1e-999999999",
+    ],
 )
 def test_a_sweep_that_leads_nowhere_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--sweep"):
