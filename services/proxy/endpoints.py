@@ -68,7 +68,7 @@ class Endpoints:
         try:
             execution, asked = await self._read(dialect, headers, body)
             return 200, msgspec.json.encode(dialect.whole(await self._wait(execution, asked)))
-        except GyreError as error:
+        except (GyreError, RecursionError) as error:
             request_id = _request_id()
             refused = _refusal(error, request_id)
             return dialect.status(refused), msgspec.json.encode(dialect.error(refused, request_id))
@@ -101,7 +101,7 @@ class Endpoints:
                 return web.Response(status=499)
             except web.HTTPRequestEntityTooLarge as error:
                 refused = Refused(413, f"the body is too large: {error.text}")
-            except GyreError as error:
+            except (GyreError, RecursionError) as error:
                 refused = _refusal(error, request_id)
             return web.json_response(
                 dialect.error(refused, request_id),
@@ -157,7 +157,7 @@ class Endpoints:
         flight.attach()
         try:
             await flight.wait()
-            return self._answer(execution, asked, _node(flight))
+            return self._answer(execution, asked, await execution.taken(_node(flight)))
         finally:
             flight.detach()
 
@@ -204,10 +204,11 @@ class Endpoints:
                         response = await open_now()
                     await response.write(dialect.ping)
         try:
-            last = dialect.rest(self._answer(execution, asked, _node(flight)))
-        except Refused as refused:
+            last = dialect.rest(self._answer(execution, asked, await execution.taken(_node(flight))))
+        except (GyreError, RecursionError) as error:
             if response is None:
                 raise
+            refused = _refusal(error, request_id)
             last = dialect.error_event(refused, asked, request_id, self._now())
         return await self._end(await open_now() if response is None else response, last)
 
@@ -224,9 +225,11 @@ def _request_id() -> str:
     return f"req_{uuid.uuid4().hex[:24]}"
 
 
-def _refusal(error: GyreError, request_id: str) -> Refused:
+def _refusal(error: GyreError | RecursionError, request_id: str) -> Refused:
     if isinstance(error, Refused):
         return error
+    if isinstance(error, RecursionError):
+        return Refused(400, "what is said in it is nested too deeply")
     log.error("request failed", request=request_id, what=str(error))
     return Refused(OVERLOADED, f"the request failed: {error.what}")
 

@@ -90,8 +90,10 @@ class Execution:
     async def answered(self, request: Request) -> Node | None:
         """The recorded answer to this very request; delivered from now on."""
         node = self.tree.by_request.get(request.digest)
-        if node is None:
-            return None
+        return None if node is None else await self.taken(node)
+
+    async def taken(self, node: Node) -> Node:
+        """A client has come for this answer, be it while it was being stored for nobody: delivered from now on."""
         if not node.delivered:
             # The one who asks may leave at any time; whether an entry was stored must not depend on it.
             task = asyncio.create_task(self._deliver(node))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from schemas import streams
 from schemas.events import ExecutionSealed
 from schemas.records import CallRecord, Delivery
+from services.mesh.memory_bus import MemoryBus
 from services.mesh.nats_bus import connect
 from services.mesh.server import NatsServer
 from services.mesh.tree_codec import digest_records
@@ -113,6 +115,31 @@ async def test_an_undelivered_answer_is_taken_after_a_restart(world: World, engi
     assert len(engine.calls) == 1
     await world.finish()
     await check_seal(world, (await world.event("execution.sealed")).data)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_comes_while_an_answer_is_stored_for_nobody_has_it(world: World, engine: Engine, stream: bool) -> None:
+    assert world.context and isinstance(world.context.bus, MemoryBus)
+    engine.hold = True
+    engine.script.append(engine.say("same words"))
+    ask = asyncio.create_task(world.ask(body_of("hi")))
+    await engine.until(1)
+    flight = world.flight()
+    ask.cancel()
+    await until(lambda: flight.clients == 0)
+    world.context.bus.disconnect()
+    engine.release.set()
+    await until(lambda: "storing" in repr(flight))
+    again = asyncio.create_task(world.ask(body_of("hi", stream=stream)))
+    await until(lambda: flight.clients == 1)
+    world.context.bus.reconnect()
+    await again
+    record, delivery = await world.records()
+    assert isinstance(record, CallRecord) and not record.delivered
+    assert delivery == Delivery(call=record.call, execution=EXECUTION, attempt=0)
+    await world.ask(body_of("hi", "same words", "next"))
+    *_, child = await world.records()
+    assert isinstance(child, CallRecord) and child.parent == record.call
 
 
 async def test_an_undelivered_answer_is_on_nobodys_path(world: World, engine: Engine) -> None:
