@@ -148,7 +148,7 @@ class Agent:
             asked.records = self._world.records_end()
             return told
         asked.outcome = "refused"
-        if status not in (401, 429, 500, 529):
+        if status not in (401, 429, 500, 503):
             raise Failed
         return None
 

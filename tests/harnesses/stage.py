@@ -64,13 +64,17 @@ class Stage:
             await self._serve()
             return await self._sandbox.process.wait()
 
+    def cut(self) -> None:
+        """Every connection to the proxy breaks."""
+        assert self.world.context
+        for connection in self.world.context.health._runner.server.connections:  # type: ignore[attr-defined]
+            if connection.transport is not None:
+                connection.transport.abort()
+
     async def restart(self, *, crash: bool) -> None:
         """The proxy ends, or dies with its connections, and another takes the execution over from the records."""
-        assert self.world.context
         if crash:
-            for connection in self.world.context.health._runner.server.connections:  # type: ignore[attr-defined]
-                if connection.transport is not None:
-                    connection.transport.abort()
+            self.cut()
         await self.world.kill()
         await until(lambda: not any(engine.live for engine in self.engines))
         self.script.forget({tuple(record.logprobs) for record in await self.records()})
@@ -125,10 +129,11 @@ class Stage:
 
 class Mover:
     """Holds calls at drawn points and moves the execution away: by the route alone, from an engine that gives all calls up
-    first, or from one whose connections break. With `restarts` the proxy is killed at some of these points instead."""
+    first, or from one whose connections break. At some of these points the proxy is killed instead (`restarts` times at
+    most), or the harness loses its connections just before an answer is there (`cuts` times at most)."""
 
-    def __init__(self, stage: Stage, *, seed: int, often: float, restarts: int = 0) -> None:
-        self._stage, self._seed, self._often, self._restarts = stage, seed, often, restarts
+    def __init__(self, stage: Stage, *, seed: int, often: float, restarts: int = 0, cuts: int = 0) -> None:
+        self._stage, self._seed, self._often, self._restarts, self._cuts = stage, seed, often, restarts, cuts
         self._one = asyncio.Lock()
 
     def _draw(self, *of: object) -> random.Random:
@@ -170,6 +175,11 @@ class Mover:
         if self._restarts > stage.moves["restart"] and draw.random() < 0.5:
             stage.moves["restart"] += 1
             await stage.restart(crash=draw.random() < 0.5)
+            return
+        if self._cuts > stage.moves["cut"] and draw.random() < 0.5:
+            stage.moves["cut"] += 1
+            stage.cut()
+            live.finish("release")
             return
         target = draw.choice([index for index in range(len(stage.engines)) if index != here])
         how = draw.choice(["moved", "drained", "lost"])

@@ -40,15 +40,24 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "restarts"),
-    [(EARLIER, None, 0), (EARLIER, 0, 0), (LATER, None, 0), (LATER, 0, 0), (LATER, 1, 0), (LATER, 2, 3)],
+    ("name", "seed", "restarts", "cuts"),
+    [(EARLIER, None, 0, 0), (EARLIER, 3, 2, 2), (LATER, None, 0, 0), (LATER, 0, 0, 0), (LATER, 61, 3, 3)],
 )
 async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
-    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, name: str, seed: int | None, restarts: int
+    program: Program,
+    policy: Path,
+    tokenizer: ChatTokenizer,
+    tmp_path: Path,
+    name: str,
+    seed: int | None,
+    restarts: int,
+    cuts: int,
 ) -> None:
     path = program(name)
     async with staged(policy, tokenizer, tmp_path, rules(waits=name == LATER)) as stage:
-        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts).moving():
+        async with (
+            nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts, cuts=cuts).moving()
+        ):
             report = await run_claude(stage, path)
         records = await stage.check()
     assert report["result"] == DONE
@@ -57,7 +66,7 @@ async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
     lines = [line.replace("one-back > ", "") for line in shape(by_name)]
     assert lines == SHAPES[name]
     was_moved(stage, records, seed is not None)
-    assert stage.moves["restart"] == restarts
+    assert (stage.moves["restart"] > 0, stage.moves["cut"] > 0) == (restarts > 0, cuts > 0)
     calls_are_unique(records, 10)
     prints_no_end(by_name["spawn"], tokenizer)
     if name == LATER:

@@ -16,13 +16,15 @@ from tests.harnesses.stage import Mover, staged
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for
 
 
-@pytest.mark.parametrize(("seed", "restarts"), [(None, 0), (1, 0), (30, 4)])
+@pytest.mark.parametrize(("seed", "restarts", "cuts"), [(None, 0, 0), (1, 0, 0), (30, 3, 3)])
 async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
-    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int | None, restarts: int
+    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int | None, restarts: int, cuts: int
 ) -> None:
     path = program("codex")
     async with staged(policy, tokenizer, tmp_path, rules()) as stage:
-        async with nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts).moving():
+        async with (
+            nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts, cuts=cuts).moving()
+        ):
             assert await run_codex(stage, path) == DONE
         records = await stage.check()
     by_name = stage.by_name(records)
@@ -35,6 +37,7 @@ async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
         "sub-agent: count-b > counted-b",
     ]
     was_moved(stage, records, seed is not None)
+    assert (stage.moves["restart"] > 0, stage.moves["cut"] > 0) == (restarts > 0, cuts > 0)
     calls_are_unique(records, 10)
     prints_no_end(by_name["spawn"], tokenizer)
     agents = {record.agent for record in records} - {""}

@@ -36,7 +36,7 @@ async def ask(stage: Stage, body: dict[str, Any]) -> dict[str, Any]:
                 answer: dict[str, Any] = await response.json()
                 if response.status == 200:
                     return answer
-                assert response.status == 529, answer
+                assert response.status == 503, answer
         except aiohttp.ClientConnectionError:
             await asyncio.sleep(0.05)
 

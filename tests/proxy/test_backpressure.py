@@ -116,12 +116,12 @@ async def test_it_waits_no_longer_than_the_budget_of_its_execution(make_world: M
     world: World = await make_world(budget_s=0.3)
     await world.place(OTHER, cell="cell-1")
     async with world.post(body_of("hi"), execution=OTHER) as response:
-        assert response.status == 529
+        assert response.status == 503
         assert "while its budget lasted" in (await response.json())["error"]["message"]
     engine.script += ["stale"] * 100
     await world.place("e-000001.02")
     async with world.post(body_of("hi"), execution="e-000001.02") as response:
-        assert response.status == 529, "a cell that never serves again is no reason to wait longer"
+        assert response.status == 503, "a cell that never serves again is no reason to wait longer"
 
 
 async def test_the_budget_begins_with_the_first_start() -> None:

@@ -145,9 +145,9 @@ async def test_an_engine_that_stays_lost_is_an_error_before_any_block(
     async with world.post(body_of("hi", stream=True)) as response:
         events = parse_events(await response.read())
     assert {event["type"] for event in events[:-1]} <= {"message_start", "ping"}
-    assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == "overloaded_error"
+    assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == "api_error"
     async with world.post(body_of("hi")) as response:
-        assert response.status == 529
+        assert response.status == 503
     assert await world.records() == []
 
 

@@ -37,9 +37,10 @@ KINDS = {
     404: "not_found_error",
     413: "request_too_large",
     500: "api_error",
-    OVERLOADED: "overloaded_error",
+    OVERLOADED: "api_error",
 }
-"""Error types. A harness repeats 401, 500 and 529, never 400 and 413."""
+"""Error types. A harness repeats 401, 500 and 503, never 400 and 413. Never the vendor's own 529 `overloaded_error`: after
+that the sub-agents of Claude Code 2.1.112 give up at once, and hand the error on as what they found."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -330,4 +331,5 @@ DIALECT = Dialect(
     error=error,
     error_event=error_event,
     count_path="/messages/count_tokens",
+    statuses={OVERLOADED: 503},
 )

@@ -107,7 +107,7 @@ def test_it_asks_and_reports(loop: VirtualLoop, world: World) -> None:
 
 def test_it_asks_again_with_the_same_bytes_and_gives_up_in_the_end(loop: VirtualLoop, world: World) -> None:
     stage = Stage(loop, world, calls=2)
-    stage.proxy.told = [529, 200, *[500] * 12]
+    stage.proxy.told = [503, 200, *[500] * 12]
 
     async def body(life: Life) -> None:
         group = stage.launch(life)
