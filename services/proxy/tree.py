@@ -118,15 +118,19 @@ def answer_key(call: str, turn: Message) -> bytes:
 class _Placed:
     """Messages of one conversation, and of each: its turn, the chain up to it, and the best parent so far."""
 
-    __slots__ = ("chains", "messages", "parents", "turns")
+    __slots__ = ("chains", "messages", "parents", "strange", "turns")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.turns: list[Turn] = []
         self.chains: list[bytes] = []
         self.parents: list[tuple[Node | None, int]] = []
+        self.strange: dict[bytes, int] = {}
+        """Key of each assistant turn that ends no recorded path to where it stands first."""
 
-    def add(self, message: Message, turn: Turn, chain: bytes, parent: tuple[Node | None, int]) -> None:
+    def add(self, message: Message, turn: Turn, chain: bytes, parent: tuple[Node | None, int], key: bytes) -> None:
+        if message.role == "assistant" and parent[1] <= len(self.messages):
+            self.strange.setdefault(key, len(self.messages))
         self.messages.append(message)
         self.turns.append(turn)
         self.chains.append(chain)
@@ -134,6 +138,8 @@ class _Placed:
 
     def cut(self, count: int) -> None:
         del self.messages[count:], self.turns[count:], self.chains[count:], self.parents[count:]
+        if self.strange:
+            self.strange = {key: index for key, index in self.strange.items() if index < count}
 
 
 class Tree:
@@ -207,7 +213,7 @@ class Tree:
             # An assistant message at the very end is to be continued, so it cannot be the parent of its own end.
             if message.role == "assistant" and index < last and (found := self._by_prefix.get(chain)):
                 parent, start = found, index + 1
-            known.add(message, Turn(message, node), chain, (parent, start))
+            known.add(message, Turn(message, node), chain, (parent, start), key)
         rest = known.turns[start:]
         if parent is not None:
             # A harness may echo parallel calls one by one, each with its result: what was sampled stands there once.
@@ -233,3 +239,7 @@ class Tree:
             self._by_call_id[call_id] = node
         if node.turn.blocks and not node.turn.call_ids:
             self._by_content[node.key] = node
+        for known in self._places.values():
+            # What was nobody's turn may be this one.
+            if (index := known.strange.get(node.key)) is not None:
+                known.cut(index)

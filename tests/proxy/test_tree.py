@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -146,6 +147,23 @@ def test_a_turn_without_calls_is_found_by_its_content(talk: Talk) -> None:
     talk.ask(body_of("task", "answer", "more"), "again")
     talk.ask(body_of("task", content, [{"type": "text", "text": "more"}], "again", "and"), "x")
     assert talk.parents == [-1, 0, 1]
+
+
+def test_a_turn_of_nobody_that_is_sampled_later_is_known_from_then_on(talk: Talk) -> None:
+    talk.ask(body_of("hi", "words", "go"), "a")
+    talk.ask(body_of("other"), "words", agent="a1")
+    talk.ask(body_of("hi", "words", "on"), "b")
+
+
+def test_a_path_that_is_recorded_while_another_request_holds_it_is_found(talk: Talk) -> None:
+    """Both are in flight at the same time."""
+    early = copy.deepcopy(talk)
+    early.ask(body_of("hi"), "words")
+    talk.ask(body_of("hi", "words", "go"), "a")
+    record = msgspec.structs.replace(early.records[0], call="c-late", index=1)
+    talk.tree.add(record, Message(role="assistant", blocks=decode_blocks(record.answer)))
+    talk.ask(body_of("hi", "words", "on"), "b")
+    assert talk.records[-1].parent == "c-late"
 
 
 def test_a_dropped_or_replaced_turn_makes_a_sibling_or_a_root(talk: Talk) -> None:
