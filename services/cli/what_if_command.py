@@ -75,8 +75,8 @@ def sweep_command(paths: Sequence[Path], changes: Sequence[str], swept: str, *, 
 def swept_lines(found: Sweep, name: str) -> list[str]:
     """For people: a table, and beside it where each time stands between the least and the greatest."""
     hours = [each.last_step_h for each in [found.recorded, *found.points] if each.last_step_h is not None]
-    low, high = min(hours), max(hours)
-    scale = f"{low:.3g} h".ljust(_PLOT - len(f"{high:.3g} h")) + f"{high:.3g} h"
+    low, high = min(hours, default=0.0), max(hours, default=0.0)
+    scale = f"{low:.3g} h".ljust(_PLOT - len(f"{high:.3g} h")) + f"{high:.3g} h" if hours else ""
     head = (found.key, f"step {found.step}", "change", "idle cell-hours", "staleness", "transitions", "drawn", scale)
     rows = [head, *(_row(each, low, high) for each in found.points), ("recorded", *_row(found.recorded, low, high)[1:])]
     lines = [
@@ -91,18 +91,19 @@ def swept_lines(found: Sweep, name: str) -> list[str]:
 
 
 def _row(point: Point, low: float, high: float) -> tuple[str, ...]:
-    if point.refused or point.last_step_h is None:
+    if point.refused:
         return str(point.value), *("-",) * 6, ""
-    place = round((point.last_step_h - low) / (high - low) * (_PLOT - 1)) if high > low else 0
+    at_h, change = point.last_step_h, "the same" if not point.change_pct else f"{point.change_pct:+.1f}%"
+    place = round((at_h - low) / (high - low) * (_PLOT - 1)) if at_h is not None and high > low else 0
     return (
         str(point.value),
-        f"{point.last_step_h:.3f} h",
-        "the same" if not point.change_pct else f"{point.change_pct:+.1f}%",
+        "-" if at_h is None else f"{at_h:.3f} h",
+        "-" if at_h is None else change,
         _number(point.idle_cell_hours),
         _number(point.staleness_mean),
         _number(point.transitions),
         str(point.drawn or ""),
-        "·" * place + "●" + "·" * (_PLOT - 1 - place),
+        "" if at_h is None else "·" * place + "●" + "·" * (_PLOT - 1 - place),
     )
 
 

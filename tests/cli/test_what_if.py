@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from replay.logfile import read_events
+from replay.logwriter import LogWriter
 from schemas.errors import ConfigError, GyreError
 from services.cli.app import app
+from tests.replay.whatif.simulated import simulated
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,21 @@ def test_a_sweep_is_a_table_and_a_picture(log: Path, tmp_path: Path, capsys: pyt
     assert [each["value"] for each in found["points"]] == ["elastic", "colocate"]
     with pytest.raises(ConfigError, match="drawn as"):
         app(["replay", str(log), "--sweep", "rho_min=0.5:0.9:0.4", "-o", str(tmp_path / "sweep.png")])
+
+
+@pytest.mark.parametrize("last", ["run.started", "execution.placed", "evaluation.scored", "weights.exposed"])
+def test_a_recording_without_a_step_is_answered_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    run = simulated()
+    short = tmp_path / "short.gyre"
+    with LogWriter(short) as writer:
+        for event in run.events[: 1 + next(at for at, each in enumerate(run.events) if each.kind == last)]:
+            writer.add(run.stored(event))
+        writer.finish()
+    assert "0 steps recorded" in said(capsys, "replay", short, "--with", "rho_min=0.5")
+    rows = said(capsys, "replay", short, "--sweep", "rho_min=0.5,0.9", "-o", tmp_path / "sweep.svg").splitlines()
+    assert [row.split()[:2] for row in rows if row.startswith("  0.")] == [["0.5", "-"], ["0.9", "-"]]
 
 
 def test_the_bench_compares_with_fresh_simulations(
