@@ -161,8 +161,8 @@ PLANTS = {
     ),
     "one-draw-more": Plant(
         path="services/trajectories/core/admission.py",
-        old="while len(rows) < limit:",
-        new="while len(rows) <= limit:",
+        old="while len(rows) < limit and",
+        new="while len(rows) <= limit and",
         where=cause_of("group.materialized"),
         decider="trajectories",
         fields=("data.rows",),
