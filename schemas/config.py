@@ -130,8 +130,11 @@ class Harness(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    count: int = 1
+    """Proxy processes. One is called `proxy`; several are `proxy-0` and so on, each with executions of its own, and each
+    serves and seals those of the others too."""
     port: int = 0
-    """0 takes a free port."""
+    """0 takes a free port. Of several proxies the n-th takes the n-th port from here on."""
     temperature: float = 1.0
     """Sampling temperature of every call (but see `eval.temperature`); what the harness asks for is recorded and
     overridden."""
@@ -304,6 +307,11 @@ def validate(config: Config, *, where: str) -> None:
         refuse(f"eval.path = tasks.path = {config.tasks.path!r}", "measure on tasks that are not trained on")
     if config.proxy.temperature <= 0:
         refuse(f"proxy.temperature = {config.proxy.temperature}", "behaviour probabilities need a temperature above 0")
+    if config.proxy.port and config.proxy.port + config.proxy.count - 1 > _PORT[1]:
+        refuse(
+            f"proxy.port = {config.proxy.port} with proxy.count = {config.proxy.count} goes past {_PORT[1]}",
+            "every proxy has a port of its own: lower proxy.port",
+        )
     if not 0 < config.proxy.ping_s <= 15:
         refuse(f"proxy.ping_s = {config.proxy.ping_s}", "harnesses give up on silence: choose at most 15")
     if not config.harness.command or not config.harness.command[0]:
@@ -362,6 +370,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "eval.temperature": (0, 1e6),
     "harness.timeout_s": _PERIOD,
     "harness.overall_timeout_s": _PERIOD,
+    "proxy.count": (1, 1024),
     "proxy.port": _PORT,
     "proxy.temperature": (0, 1e6),
     "proxy.max_new_tokens": _COUNT,

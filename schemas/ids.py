@@ -10,6 +10,7 @@
 | engine of the separate pool | `pool-0` | index |
 | measurement | `h-000004` | version that is measured |
 | held-out execution | `e-h000004.03` | measurement, then member |
+| proxy, where there are several | `proxy-0` | index |
 | batch | `b-000007` | opening |
 | micro-step | `m-000007.013` | batch, then enqueueing |
 | burst | `u-000003` | opening |
@@ -19,6 +20,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 
 
@@ -65,6 +67,18 @@ def in_pool(cell: str) -> bool:
 
 def cell_index(cell: str) -> int:
     return int(cell.rpartition("-")[2])
+
+
+def proxy_ids(count: int) -> list[str]:
+    """Instances of the proxy service where there are so many."""
+    return ["proxy"] if count == 1 else [f"proxy-{index}" for index in range(count)]
+
+
+def proxies_for(execution: str, count: int) -> list[str]:
+    """Who looks after an execution: its own proxy, then those that seal it in that one's place, each in its turn.
+
+    Rendezvous hashing: the same everywhere, from the id alone, and even over the proxies."""
+    return sorted(proxy_ids(count), key=lambda name: hashlib.blake2b(f"{execution}/{name}".encode()).digest())
 
 
 def batch_id(index: int) -> str:

@@ -67,7 +67,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, tag="delivery"):
     attempt: int
 
 
-RecordEntry = CallRecord | Delivery
+class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
+    """No entry of this attempt follows: what the seal describes ends before it. Stored where several proxies may write."""
+
+    execution: str
+    attempt: int
+
+
+RecordEntry = CallRecord | Delivery | Closed
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):

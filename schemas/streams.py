@@ -63,6 +63,11 @@ def record_subject(run: str, execution: str, attempt: int, call: str) -> str:
     return f"rec.{run}.{execution}.{attempt}.{call}"
 
 
+def closed_subject(run: str, execution: str, attempt: int) -> str:
+    """Of the entry after which no call of the attempt is stored."""
+    return f"rec.{run}.{execution}.{attempt}.closed"
+
+
 def records_filter(run: str, execution: str, attempt: int) -> str:
     return f"rec.{run}.{execution}.{attempt}.>"
 

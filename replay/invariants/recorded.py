@@ -9,7 +9,7 @@ from replay.invariants.base import Invariant, names, on
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.ids import call_id
-from schemas.records import CallRecord, Delivery, RecordEntry
+from schemas.records import CallRecord, Closed, Delivery
 from services.mesh.bus import Stored
 from services.mesh.tree_codec import decode_record, digest_records
 
@@ -46,7 +46,9 @@ class Seals(Invariant):
         if self.evidence.records is None:
             return
         data: e.ExecutionSealed = event.data
-        entries = self._entries.get((event.entity, data.attempt), [])
+        entries = list(self._entries.get((event.entity, data.attempt), ()))
+        if entries and isinstance(decode_record(entries[-1].data), Closed):
+            entries.pop()
         last = entries[-1].seq if entries else 0
         if (data.records, data.last_record) != (len(entries), last):
             said = f"{data.records} records up to {data.last_record}"
@@ -61,7 +63,8 @@ class Seals(Invariant):
 
 class RecordsWhole(Invariant):
     """Calls of an attempt are recorded one after the other, numbered without a gap, parents before children, one record a
-    request; log-probabilities and versions cover what was sampled; what is delivered was recorded.
+    request; log-probabilities and versions cover what was sampled; what is delivered was recorded; nothing follows what
+    closed the attempt.
 
     Source: DESIGN section 6; section 'Black-box proxy' (token-in, token-out)
     """
@@ -79,14 +82,23 @@ class RecordsWhole(Invariant):
     def _attempt(self, execution: str, attempt: int, entries: list[Stored]) -> None:
         calls: set[str] = set()
         requests: set[str] = set()
+        closed = False
         for stored in entries:
             entry = decode_record(stored.data)
 
-            def wrong(what: str, seq: int = stored.seq, entry: RecordEntry = entry) -> None:
-                self.report(0, f"{entry.call}", f"entry {seq} of RECORDS: {what}")
+            about = execution if isinstance(entry, Closed) else entry.call
+
+            def wrong(what: str, seq: int = stored.seq, about: str = about) -> None:
+                self.report(0, about, f"entry {seq} of RECORDS: {what}")
+
+            if closed:
+                wrong("stored after the attempt was closed")
 
             if (entry.execution, entry.attempt) != (execution, attempt):
                 wrong(f"is of {entry.execution}, attempt {entry.attempt}")
+            if isinstance(entry, Closed):
+                closed = True
+                continue
             if isinstance(entry, Delivery):
                 if entry.call not in calls:
                     wrong("delivered and never recorded")
@@ -126,7 +138,7 @@ class TreesRecorded(Invariant):
             entry = decode_record(stored.data)
             if isinstance(entry, CallRecord):
                 self._calls[attempt_of(stored)].append(entry)
-            if not isinstance(entry, CallRecord) or entry.delivered:
+            if isinstance(entry, Delivery) or (isinstance(entry, CallRecord) and entry.delivered):
                 self._taken.add(entry.call)
 
     @on("execution.tree-frozen")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from schemas.config import Config
-from schemas.ids import cell_id, cell_index, pool_id
+from schemas.ids import cell_id, cell_index, pool_id, proxy_ids
 from services.mesh.supervise import Spec
 
 SERVICES = ("scheduler", "proxy", "harness", "rollout", "evaluator", "trajectories", "packer", "trainer")
@@ -27,9 +27,11 @@ _RANKS = {
 
 
 def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path) -> list[Spec]:
-    """One spec for each process: one of each service, one rollout engine a cell and pool engine, one trainer a cell that trains."""
+    """One spec for each process: one of each service, `proxy.count` proxies, one rollout engine a
+    cell and pool engine, one trainer a cell that trains."""
 
     def spec(service: str, threads: int = 1, cell: str = "") -> Spec:
+        # What stands for the cell may also be the number of a proxy.
         command = [sys.executable, "-m", "services.cli", "service", service, "--run", run, "--nats", url]
         command += ["--state", str(state), "--here", str(here)]
         if cell:
@@ -46,7 +48,8 @@ def service_specs(config: Config, *, run: str, url: str, state: Path, here: Path
     specs += [spec("rollout", config.rollout.threads, cell_id(index)) for index in range(config.cells.count)]
     specs += [spec("rollout", config.rollout.threads, pool_id(index)) for index in range(config.cells.pool)]
     specs += [spec("trainer", config.trainer.threads, cell_id(index)) for index in range(config.cells.trainable)]
-    return [*specs, spec("evaluator"), spec("proxy"), spec("harness")]
+    proxies = [spec("proxy", cell=name.partition("-")[2]) for name in proxy_ids(config.proxy.count)]
+    return [*specs, spec("evaluator"), *proxies, spec("harness")]
 
 
 def added_specs(config: Config, cell: str, *, run: str, url: str, state: Path, here: Path) -> list[Spec]:

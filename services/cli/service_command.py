@@ -20,7 +20,8 @@ def service_command(
 ) -> int:
     """Serve until SIGTERM; without `run` the open run of the state folder, until a newer one is opened.
 
-    `name` is a service, or with its cell an instance such as rollout-cell-1 or rollout-pool-0. Raises ConfigError for another."""
+    `name` is a service, or with its cell or number an instance such as rollout-cell-1, rollout-pool-0 or proxy-1. Raises
+    ConfigError for another."""
     service, dash, instance = name.partition("-")
     if service not in SERVICES:
         raise ConfigError(f"no service is called {name!r}", remedy=f"choose from {', '.join(SERVICES)}")

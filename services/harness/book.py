@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from schemas import ids
 from schemas.envelope import Event
 from schemas.units import TaskRef
 
@@ -35,11 +36,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book:
-    def __init__(self, tasks: list[TaskRef], held_out: list[TaskRef] | None = None) -> None:
+    def __init__(self, tasks: list[TaskRef], held_out: list[TaskRef] | None = None, *, proxies: int = 1) -> None:
         self._tasks = {(False, task.name): task for task in tasks}
         self._tasks |= {(True, task.name): task for task in held_out or []}
-        self.proxy = ""
-        """Where the proxy that joined last answers."""
+        self._proxies = proxies
+        self._urls: dict[str, str] = {}
+        """Where each proxy answered that joined last under its name."""
         self.over = False
         """The run is finished."""
         self.started_us: dict[str, int] = {}
@@ -95,7 +97,7 @@ class Book:
             case "execution.settled":
                 self._forget(event.entity)
             case "service.joined" if event.owner == "proxy":
-                self.proxy = event.data.url
+                self._urls[event.entity] = event.data.url
             case "run.finished":
                 self.over = True
 
@@ -118,6 +120,10 @@ class Book:
     def said(self, execution: str) -> int:
         """Sequence of what this service said last of the execution; 0 when it said nothing."""
         return self._said.get(execution, 0)
+
+    def proxy_of(self, execution: str) -> str:
+        """Address of the proxy whose execution it is; empty until that one has joined."""
+        return self._urls.get(ids.proxies_for(execution, self._proxies)[0], "")
 
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether LOG says that this attempt is lost or finished."""
@@ -170,9 +176,9 @@ class Book:
 
     def due(self) -> list[Attempt]:
         """Attempts that start now; they count as taken."""
-        if not self.proxy or self.over:
+        if self.over:
             return []
-        due = self.open()
+        due = [attempt for attempt in self.open() if self.proxy_of(attempt.execution)]
         for attempt in due:
             self.take(attempt)
         return due

@@ -234,13 +234,14 @@ class Execution:
             "{instruction}": str(self._folder.instruction),
             "{report}": str(self._folder.report),
         }
+        proxy = self._all.book.proxy_of(attempt.execution)
         token = make_token(context.secret, attempt.execution, attempt.attempt)
         environment = {
             **{name: fill(value, key=f"harness.env.{name}") for name, value in harness.env.items()},
-            "ANTHROPIC_BASE_URL": self._all.book.proxy,
+            "ANTHROPIC_BASE_URL": proxy,
             "ANTHROPIC_AUTH_TOKEN": token,
             "ANTHROPIC_MODEL": harness.model,
-            "OPENAI_BASE_URL": f"{self._all.book.proxy}/v1",
+            "OPENAI_BASE_URL": f"{proxy}/v1",
             "OPENAI_API_KEY": token,
             "OPENAI_MODEL": harness.model,
             "GYRE_AGENT_SEED": attempt.execution,

@@ -2,8 +2,8 @@
 
     history --> end orphans --> say what is lost with an earlier process --> launch what is placed --> ... until cancelled
 
-It decides nothing. Executions start when the proxy has joined, whichever proxy joined last; at `run.finished` all that
-run are stopped. One instance serves a run.
+It decides nothing. An execution starts when its proxy has joined, at the address of the process that joined last; at
+`run.finished` all that run are stopped. One instance serves a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def serve(
     processes: Processes = process_table,
 ) -> None:
     """Runs until cancelled; then it ends its children, which the next start reports."""
-    book = Book(context.started.tasks, context.started.held_out)
+    book = Book(context.started.tasks, context.started.held_out, proxies=context.config.proxy.count)
     waits_for = ["reading the log"]
     context.health.ready = lambda: waits_for[0]
     with guard() as keeper:

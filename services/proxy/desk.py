@@ -2,7 +2,8 @@
 may not call any more.
 
 What LOG says arrives in order through `apply`, which never waits; seals run beside it. A request whose execution LOG
-hasn't shown us yet waits a little: its harness runs, so the event is on its way.
+hasn't shown us yet waits a little: its harness runs, so the event is on its way. Several proxies open and end the same
+executions; each execution is one's own (`schemas.ids.proxies_for`), and the others seal it only where that one doesn't.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
+
 from schemas.envelope import Event
 from schemas.errors import Conflict
 from schemas.events import ExecutionSealed
+from schemas.ids import proxies_for
 from services.proxy.executions import Execution, Shared
 from services.proxy.refusal import Refused
 
+TAKE_OVER_S = 20.0
+"""Seconds for which the next proxy in an execution's order waits for its seal, the one after it twice as long."""
 PLACED_S = 10.0
 """Seconds for which a request waits for its execution to appear in LOG."""
 OVER_KEPT = 10_000
 """So many of the executions that ended last are refused at once; a harness that asks later waits like one that is early."""
+
+log = structlog.get_logger(service="proxy")
 
 Say = Callable[[Event, ExecutionSealed], Coroutine[Any, Any, int]]
 
@@ -36,6 +44,8 @@ class Desk:
         """Held-out executions that are not over: they may sample at a temperature of their own."""
         self._began: dict[str, int] = {}
         """When those that are not sealed yet started first."""
+        self._unsealed: set[str] = set()
+        """Those that are finished and that nobody has sealed yet."""
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -57,7 +67,9 @@ class Desk:
             elif event.kind == "execution.sealed":
                 finished.pop(event.entity, None)
         for execution in self.open.values():
-            await execution.load()
+            # Those of others are read when a request of theirs comes here.
+            if not self._turn(execution.execution):
+                await execution.load()
         return list(finished.values())
 
     def is_late(self, event: Event) -> bool:
@@ -96,10 +108,12 @@ class Desk:
                     stopped = self.open[event.entity], _is_cancelled(event.entity)
             case "execution.finished":
                 self._end(event.entity)
+                self._unsealed.add(event.entity)
             case "execution.sealed":
                 self._end(event.entity)
                 self._held_out.discard(event.entity)
                 self._cancelled.discard(event.entity)
+                self._unsealed.discard(event.entity)
                 self._began.pop(event.entity, None)
                 self.open.pop(event.entity, None)
             case _:
@@ -136,19 +150,39 @@ class Desk:
         return found if found and found.attempt == attempt else None
 
     async def seal(self, finished: Event) -> None:
-        """Answer an `execution.finished`: exactly one `execution.sealed`, whoever says it and how often we start."""
+        """Answer an `execution.finished`: exactly one `execution.sealed`, whoever says it and how often we start. Where it is
+        another proxy's turn to say it, that one is waited for a while."""
         execution = self.open.get(finished.entity)
         if execution is None or execution.attempt != finished.data.attempt:
             if execution is not None:
                 # Its attempt was lost, and the run ended before the next was placed.
                 await execution.stop(Refused(401, f"execution {finished.entity} is over"))
             execution = self._execution(finished.entity, finished.data.attempt)
+        if turn := self._turn(finished.entity):
+            await execution.stop(Refused(401, f"execution {finished.entity} is over"))
+            if await self._sealed_within(finished.entity, turn * TAKE_OVER_S):
+                return
+            log.warning("sealed in another proxy's place", execution=finished.entity)
         sealed = await execution.seal()
         try:
             await self._say(finished, sealed)
         except Conflict:
-            return  # said already, in an earlier life
+            return  # said already, by another or in an earlier life
         self.open.pop(finished.entity, None)
+
+    def _turn(self, execution: str) -> int:
+        """0 for an execution of ours, else how many proxies come before this one."""
+        shared = self._shared
+        return proxies_for(execution, shared.config.proxy.count).index(shared.instance)
+
+    async def _sealed_within(self, execution: str, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while execution in self._unsealed:
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _execution(self, name: str, attempt: int, *, began_us: int | None = None) -> Execution:
         config = self._shared.config

@@ -121,6 +121,7 @@ class Endpoints:
 
     async def _read(self, dialect: Dialect, headers: Mapping[str, str], body: bytes) -> tuple[Execution, Request]:
         execution = await self._identify(headers)
+        await execution.refresh()
         return execution, dialect.parse(body, headers, execution.memory)
 
     async def _count(self, dialect: Dialect, http: web.Request, request_id: str) -> web.StreamResponse:

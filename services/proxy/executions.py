@@ -3,8 +3,9 @@
     open ──requests──> calls ──> records          seal: revoke, abort what is generated, wait for what is stored
 
 Invariants
-- records of an attempt are stored one after the other, numbered without a gap, parents before children;
-- after `seal` returned nothing is added: its count, last sequence and digest are those of the stream.
+- records of an attempt are stored one after the other, numbered without a gap, parents before children, whichever
+  proxies store them; one record a request: who stored it first is right, and what another had sampled is dropped;
+- after `seal` returned nothing is added, by nobody: its count, last sequence and digest are those of the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from schemas.config import Config
 from schemas.errors import BusError, Conflict
 from schemas.events import ExecutionSealed
 from schemas.ids import call_id
-from schemas.records import CallRecord, Delivery, RecordEntry
+from schemas.records import CallRecord, Closed, Delivery, RecordEntry
 from services.mesh.bus import Bus
 from services.mesh.clock import MICROSECONDS, Clock
 from services.proxy.calls import Flight, Prompt
@@ -48,8 +49,15 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     encoder: PromptEncoder
     engines: Engines
     routes: Routes
-    incarnation: int
-    """Differs between two lives of the proxy: the end of the log when it started."""
+    instance: str = "proxy"
+    """Which of the proxies this is."""
+    incarnation: str
+    """Differs between two lives of the proxy, and between two proxies: the end of the log when it started."""
+
+    @property
+    def several(self) -> bool:
+        """Whether other proxies may write too."""
+        return self.config.proxy.count > 1
 
 
 class Execution:
@@ -66,11 +74,15 @@ class Execution:
         self.flights: dict[str, Flight] = {}
         self._all: set[Flight] = set()
         """Flights that have not ended; `flights` no longer holds those that were stopped."""
-        self._ledger = Ledger(bus=shared.bus, run=shared.run, execution=execution, attempt=attempt)
+        self._ledger = Ledger(
+            bus=shared.bus, run=shared.run, execution=execution, attempt=attempt, writer=shared.incarnation
+        )
         self._lock = asyncio.Lock()
         self._deliveries: set[asyncio.Task[None]] = set()
         self._started = 0
         self.over: Refused | None = None
+        self._closed: Refused | None = None
+        """What is told once RECORDS says that nothing follows."""
 
     def __repr__(self) -> str:
         state = "over" if self.over else "open"
@@ -80,6 +92,11 @@ class Execution:
         """Take up what RECORDS holds of this attempt: a proxy that starts again knows every turn."""
         async with self._lock:
             self._take(await self._ledger.catch_up())
+
+    async def refresh(self) -> None:
+        """Before a request is placed: take up what other proxies stored. Its harness has their answers, so they lie there."""
+        if self._shared.several:
+            await self.load()
 
     def count(self, request: Request) -> int:
         """Tokens of the rendered prompt."""
@@ -148,7 +165,7 @@ class Execution:
         """Stop, and say what RECORDS holds."""
         await self.stop(Refused(401, f"execution {self.execution} is over"))
         async with self._lock:
-            return await self._ledger.sealed()
+            return await self._ledger.sealed(fenced=self._shared.several)
 
     def _left_s(self) -> float:
         """Seconds left of the execution's budget, after which the harness service ends it."""
@@ -183,10 +200,18 @@ class Execution:
 
     async def _deliver(self, node: Node) -> None:
         async with self._lock:
-            if not node.delivered:
-                self._check_open()
+            await self._take_delivery(node)
+
+    async def _take_delivery(self, node: Node) -> None:
+        """The lock is held."""
+        while not node.delivered:
+            self._check_open()
+            try:
                 await self._ledger.append(Delivery(call=node.call, execution=self.execution, attempt=self.attempt))
-                self.tree.deliver(node.call)
+            except Conflict:
+                self._take(await self._ledger.catch_up())
+                continue
+            self.tree.deliver(node.call)
 
     def _delivered(self, task: asyncio.Task[None]) -> None:
         self._deliveries.discard(task)
@@ -196,14 +221,19 @@ class Execution:
     async def _store(self, flight: Flight, sampled: Sampled) -> Node:
         unknown = 0
         async with self._lock:
-            record, answer = self._record(flight, sampled)
             while True:
+                # What others stored may have been read since the call began, for this record or for another request.
+                if (known := self.tree.by_request.get(flight.request.digest)) is not None:
+                    return known
+                if self._closed is not None:
+                    raise self._closed
+                record, answer = self._record(flight, sampled)
                 try:
                     await self._ledger.append(record)
                 except Conflict:
-                    # Stored by a proxy that is gone, after we had read: take its records in, then number anew.
+                    # Stored by another proxy, or by one that is gone, after we had read: take its records in, then
+                    # number anew.
                     self._take(await self._ledger.catch_up())
-                    record, answer = self._record(flight, sampled)
                     continue
                 except BusError as error:
                     unknown += 1
@@ -246,10 +276,14 @@ class Execution:
         ), answer
 
     def _take(self, entries: Sequence[RecordEntry]) -> None:
-        self.tree.forget_places()
+        if entries:
+            self.tree.forget_places()
         for entry in entries:
             match entry:
                 case CallRecord():
                     self.tree.add(entry, Message(role="assistant", blocks=decode_blocks(entry.answer)))
                 case Delivery():
                     self.tree.deliver(entry.call)
+                case Closed():
+                    self._closed = Refused(401, f"execution {self.execution} is over")
+                    self.over = self.over or self._closed

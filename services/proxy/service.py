@@ -1,4 +1,19 @@
-"""The proxy as a service: takes up the run from LOG and RECORDS, then serves harnesses and follows LOG."""
+"""The proxy as a service: takes up the run from LOG and RECORDS, then serves harnesses and follows LOG.
+
+Several proxies (`proxy.count`) share the load by execution, and any of them can take an execution over:
+
+- whose execution it is says a pure function of its id (`schemas.ids.proxies_for`): harnesses get that proxy's address.
+  One that dies is started again where it listened; it rebuilds the trees of its own executions from RECORDS;
+- every proxy follows LOG and serves any request. Before it places one it reads what others stored of that execution; a
+  harness has an answer only after its record is stored, so whatever a request continues lies there. A harness, or a
+  balancer before the proxies, may send every request to another proxy;
+- whoever stores expects the last sequence of the attempt that it has read (`services.proxy.records`): records stay one
+  sequence, numbered without a gap. Of a request that two proxies answer at once the first record counts; the other
+  proxy hands out that one;
+- at `execution.finished` all proxies stop their calls. The execution's own proxy seals it: `Closed` in RECORDS, after
+  which nobody can store, then `execution.sealed`, which is write-once. Where no seal comes the next proxies in the
+  execution's order try, each in its turn (`services.proxy.desk`). What they find is the same, so is what they say.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +23,9 @@ import contextlib
 from aiohttp import web
 
 from schemas.envelope import Event
-from schemas.errors import EnvironmentMissing
+from schemas.errors import ConfigError, EnvironmentMissing
 from schemas.events import ExecutionSealed
+from schemas.ids import proxy_ids
 from services.mesh.chat import load_tokenizer, make_renderer
 from services.mesh.http import Client, HttpClient
 from services.mesh.service import Context, announce
@@ -42,6 +58,13 @@ async def serve(context: Context, *, encoder: PromptEncoder | None = None, clien
 
 async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> None:
     config = context.config
+    names = proxy_ids(config.proxy.count)
+    if context.instance not in names:
+        raise ConfigError(
+            f"the run has no proxy called {context.instance!r}",
+            where=f"proxy.count = {config.proxy.count}",
+            remedy=f"start {', '.join(names)}",
+        )
     history, end = await context.history(about=(*ABOUT, "service"))
 
     async def say_sealed(finished: Event, sealed: ExecutionSealed) -> int:
@@ -62,7 +85,8 @@ async def _serve(context: Context, encoder: PromptEncoder, client: Client) -> No
             encoder=encoder,
             engines=Engines(cells),
             routes=Routes(),
-            incarnation=end,
+            instance=context.instance,
+            incarnation=str(end) if config.proxy.count == 1 else f"{context.instance}/{end}",
         )
         desk = Desk(shared, say_sealed)
         endpoints = Endpoints(
@@ -106,8 +130,9 @@ def _follow(desk: Desk, event: Event, tasks: asyncio.TaskGroup) -> None:
 
 async def _announce(context: Context, history: list[Event]) -> None:
     """Listen where an earlier life listened, if nothing else is configured: running harnesses know that address."""
-    if context.config.proxy.port:
-        await announce(context, port=context.config.proxy.port)
+    config = context.config.proxy
+    if config.port:
+        await announce(context, port=config.port + proxy_ids(config.count).index(context.instance))
         return
     for event in reversed(history):
         if event.kind == "service.joined" and event.entity == context.instance:

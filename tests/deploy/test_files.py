@@ -42,6 +42,14 @@ def planned() -> list[str]:
     return [spec.name for spec in service_specs(config, run="r-1", url="", state=Path("state"), here=Path())]
 
 
+def test_several_proxies_are_several_processes() -> None:
+    config = load(ROOT / "examples" / "quickstart.toml", ["proxy.count=3"])
+    specs = service_specs(config, run="r-1", url="", state=Path("state"), here=Path())
+    named = {spec.name: spec.command[-2:] for spec in specs if spec.name.startswith("proxy")}
+    assert named == {f"proxy-{index}": ["--cell", str(index)] for index in range(3)}
+    assert {spec.name for spec in specs} - set(named) == set(planned()) - {"proxy"}
+
+
 def environment() -> dict[str, str]:
     lines = (UNITS / "gyre.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas import events as e
-from schemas.ids import execution_id, group_id
+from schemas.ids import execution_id, group_id, proxies_for, proxy_ids
 from services.harness.book import Book
 from tests.replay.recorded import event
 
@@ -46,8 +46,8 @@ def test_what_is_settled_is_forgotten() -> None:
 def test_what_is_cancelled_comes_out_once_and_is_forgotten_with_its_outcome() -> None:
     """Queued, placed, and lost; a placement that comes late starts nothing."""
     book = Book([])
-    nothing = kept(book)
     book.apply(event(1, "service.joined", "proxy", e.ServiceJoined(url="u", pid=1), owner="proxy"))
+    nothing = kept(book)
     queued, placed, lost = names = [execution_id(0, member) for member in range(3)]
     seq = 1
     for name in names:
@@ -71,3 +71,20 @@ def test_what_is_cancelled_comes_out_once_and_is_forgotten_with_its_outcome() ->
     for name in names:
         book.apply(event(seq + 2, "execution.settled", name, settled, owner="trajectories"))
     assert kept(book) == nothing
+
+
+def test_an_execution_starts_when_its_own_proxy_has_joined() -> None:
+    book = Book([], proxies=3)
+    names = [execution_id(0, member) for member in range(12)]
+    for seq, name in enumerate(names, start=1):
+        book.apply(event(seq, "execution.dispatched", name, e.ExecutionDispatched(group=group_id(0), member=0, task="t")))
+        book.apply(event(seq, "execution.placed", name, e.ExecutionPlaced(cell="cell-0", epoch=0, attempt=0)))
+    assert book.due() == []
+    begun = set()
+    for proxy in proxy_ids(3):
+        book.apply(event(100, "service.joined", proxy, e.ServiceJoined(url=f"at {proxy}", pid=1), owner="proxy"))
+        due = {attempt.execution for attempt in book.due()}
+        assert due == {name for name in names if proxies_for(name, 3)[0] == proxy} and due
+        assert {book.proxy_of(name) for name in due} == {f"at {proxy}"}
+        begun |= due
+    assert begun == set(names)

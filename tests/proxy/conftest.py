@@ -184,6 +184,7 @@ class World:
         self.broker, self.clock, self.folder = MemoryBroker(SystemClock()), SystemClock(), folder
         self.bus: Bus = MemoryBus(self.broker, RUN, name="test")
         self.context: Context | None = None
+        self.instance = "proxy"
         self._task: asyncio.Task[None] | None = None
         self._said = 0
         self.session = aiohttp.ClientSession()
@@ -195,7 +196,7 @@ class World:
             started=RunStarted(seed=0, config=self.config, tasks=[], code="test"),
             run=RUN,
             service="proxy",
-            instance="proxy",
+            instance=self.instance,
             folder=self.folder,
             cache=self.folder,
             here=self.folder,

@@ -127,7 +127,12 @@ async def test_it_waits_no_longer_than_the_budget_of_its_execution(make_world: M
 async def test_the_budget_begins_with_the_first_start() -> None:
     """Whatever attempt that was; before it, with the placement."""
     shared: Any = SimpleNamespace(
-        run="r", bus=None, routes=Routes(), clock=VirtualClock(), config=SimpleNamespace(proxy=_Proxy, eval=None)
+        run="r",
+        bus=None,
+        routes=Routes(),
+        clock=VirtualClock(),
+        config=SimpleNamespace(proxy=_Proxy, eval=None),
+        incarnation="",
     )
     desk = Desk(shared, lambda finished, sealed: _never())
 

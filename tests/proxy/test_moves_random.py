@@ -192,7 +192,7 @@ async def play(
         encoder=encoder,
         engines=engines,  # type: ignore[arg-type]
         routes=routes,
-        incarnation=0,
+        incarnation="0",
     )
     for index in range(CELLS):
         joined = CellJoined(index=index, capacity=8, url="http://x", engine="scripted", version=0, capabilities=[])

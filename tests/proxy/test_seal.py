@@ -186,7 +186,9 @@ async def test_records_of_a_proxy_that_died_late_are_taken_in(world: World, engi
     (stored,) = await world.records()
     assert isinstance(stored, CallRecord)
     strange = msgspec.structs.replace(stored, call=stored.call[:-1] + "1", index=1, request="00")
-    await Ledger(bus=world.bus, run=RUN, execution=EXECUTION, attempt=0).append(strange)
+    gone = Ledger(bus=world.bus, run=RUN, execution=EXECUTION, attempt=0, writer="gone")
+    await gone.catch_up()
+    await gone.append(strange)
     await world.ask(body_of("more"))
     assert [record.index for record in await world.records() if isinstance(record, CallRecord)] == [0, 1, 2]
     await world.finish()

@@ -11,9 +11,11 @@ import pytest
 
 from replay.checker import Checker, Report, check
 from replay.invariants import ALL, Evidence, Served, markdown
+from replay.invariants.recorded import attempt_of
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.errors import ConfigError
+from schemas.records import Closed
 from schemas.units import Counters
 from services.mesh.tree_codec import decode_record, encode_record
 from tests.replay.mesh import Mesh
@@ -165,6 +167,26 @@ def other_records(**values: Any) -> Any:
         return with_evidence(evidence, records=[*rest, msgspec.structs.replace(last, data=data)])
 
     return change
+
+
+def closed_too_soon(evidence: Evidence) -> Evidence:
+    """The last record's attempt was closed before it."""
+    assert evidence.records is not None
+    *rest, last = evidence.records
+    record = decode_record(last.data)
+    closed = encode_record(Closed(execution=record.execution, attempt=record.attempt))
+    return with_evidence(evidence, records=[*rest, msgspec.structs.replace(last, data=closed), last])
+
+
+def closed_at_the_end(evidence: Evidence) -> Evidence:
+    """As several proxies write it: every attempt closed after its last record."""
+    assert evidence.records is not None
+    ends = {attempt_of(each): each for each in evidence.records}
+    closed = [
+        msgspec.structs.replace(each, seq=10**6 + number, data=encode_record(Closed(execution=name, attempt=attempt)))
+        for number, ((name, attempt), each) in enumerate(ends.items())
+    ]
+    return with_evidence(evidence, records=[*evidence.records, *closed])
 
 
 def one_record_more(evidence: Evidence) -> Evidence:
@@ -529,6 +551,7 @@ MUTATIONS: dict[str, list[Case]] = {
     ],
     "records_whole": [
         (None, one_record_more, "number"),
+        (None, closed_too_soon, "stored after the attempt was closed"),
         (None, other_records(parent="c-0"), "its parent c-0 is not recorded"),
         (None, other_records(logprobs=[]), "log-probabilities"),
         (None, other_records(versions=[]), "versions do not cover"),
@@ -595,6 +618,11 @@ def test_violations_are_there_as_soon_as_they_can_be_known() -> None:
     for event in wrong[: place + 1]:
         checker.see(event)
     assert [each.seq for each in checker.violations] == [place + 1]
+
+
+def test_attempts_that_were_closed_are_whole() -> None:
+    names = ["seals", "records_whole", "trees_recorded"]
+    assert check(good(), evidence=closed_at_the_end(run(0, 0)[1]), only=names).violations == []
 
 
 def test_laws_of_records_are_skipped_without_them() -> None:

@@ -53,6 +53,13 @@ def test_a_number_beyond_all_reason_is_refused_by_name(key: str) -> None:
         assert str(QUICKSTART) in caught.value.where and caught.value.remedy
 
 
+def test_every_proxy_has_a_port_of_its_own() -> None:
+    load(QUICKSTART, ["proxy.port=65535"])
+    load(QUICKSTART, ["proxy.port=65534", "proxy.count=2"])
+    with pytest.raises(ConfigError, match=r"proxy\.port = 65535 with proxy\.count = 2 goes past 65535"):
+        load(QUICKSTART, ["proxy.port=65535", "proxy.count=2"])
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
