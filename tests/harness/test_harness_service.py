@@ -441,8 +441,8 @@ async def test_a_start_that_was_said_late_does_not_hide_the_loss(tmp_path: Path)
     context = world.context("harness")
     history = context.history
 
-    async def before() -> Any:
-        past = await history()
+    async def before(**about: Any) -> Any:
+        past = await history(**about)
         await world.say("harness", "execution.started", E0, ExecutionStarted(attempt=0), id=f"d-{E0}.started.0")
         return past
 
