@@ -136,6 +136,13 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         name = rng.choice([name for name in services if name.partition("-")[0] == service])
         return p.Crash(pin=at, service=name, steps=rng.randrange(10), down_s=_seconds(rng, 0.05, 10.0))
 
+    def deciding(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """A crash of one that decides as soon as something has happened: between deciding, saying so, and a snapshot."""
+        kind, count = rng.choice(moments)
+        at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)))
+        service, steps = rng.choice(list(DECIDERS)), rng.randrange(8)
+        return p.Crash(pin=at, service=service, steps=steps, down_s=_seconds(rng, 0.05, 10.0))
+
     def stop(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.Stop(pin=pin, service=rng.choice(services), steps=rng.randrange(40), down_s=_seconds(rng, 0.05, 600.0))
 
@@ -257,8 +264,9 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         return p.AgentFault(pin=pin, how=rng.choice(["twice", "leave", "late"]))
 
     return [
-        (crash, 6.0),
-        (in_hand, 3.0),
+        (crash, 5.0),
+        (in_hand, 2.5),
+        (deciding, 2.0),
         (stop, 1.5),
         (hung, 1.0),
         (awaited, 0.7),
