@@ -80,13 +80,7 @@ class Groups(Invariant):
     @on("checkpoint.restored")
     def restored(self, event: Event) -> None:
         """What the batches that are undone had claimed is there again."""
-        scene, version = self.scene, event.data.version
-        if version >= scene.version or scene.burst is None:
-            return
-        for batch in scene.batches.values():
-            if not batch.undone and batch.opened.version >= version:
-                for group in batch.claimed:
-                    self._at[group] = "materialized"
+        self._at.update(dict.fromkeys(self.scene.given_back(event.data.version), "materialized"))
 
     def end(self) -> None:
         for group, event in self._due.items():
@@ -132,12 +126,7 @@ class OldestFirst(Invariant):
     @on("checkpoint.restored")
     def restored(self, event: Event) -> None:
         """What the batches that are undone had claimed is there again."""
-        scene, version = self.scene, event.data.version
-        if version >= scene.version or scene.burst is None:
-            return
-        for batch in scene.batches.values():
-            if not batch.undone and batch.opened.version >= version:
-                self._there.update(dict.fromkeys(batch.claimed, event.seq))
+        self._there.update(dict.fromkeys(self.scene.given_back(event.data.version), event.seq))
 
 
 class Oversampling(Invariant):

@@ -184,6 +184,13 @@ class Scene:
         known = self.batches.get(batch)
         return known is not None and known.undone
 
+    def given_back(self, version: int) -> list[str]:
+        """Groups of the batches that a restored version undoes."""
+        if version >= self.version or self.burst is None:
+            return []
+        undone = [each for each in self.batches.values() if not each.undone and each.opened.version >= version]
+        return [group for batch in undone for group in batch.claimed]
+
     @property
     def held(self) -> int:
         """Slots that are taken: executions placed and not finished."""

@@ -169,18 +169,7 @@ class Modelled:
 
     def trained(self, micro_step: str, enqueued: e.MicroStepEnqueued, cell: str) -> Said:
         seconds = enqueued.tokens * self._s_per_token / self._world.cell_nodes
-        done = e.MicroStepDone(
-            batch=enqueued.batch,
-            cell=cell,
-            loss=0.0,
-            tokens=enqueued.tokens,
-            targets=sum(row.targets for row in enqueued.rows),
-            executions=len({row.execution for row in enqueued.rows}),
-            masked=0,
-            gap=_GAP,
-            seconds=seconds,
-        )
-        return Said(_us(seconds), done)
+        return Said(_us(seconds), micro_step_done(enqueued, cell, seconds))
 
     def stepped(self, proposed: e.BatchStepped) -> Said:
         seconds = self._world.step_s + (0.0 if self._config.scheduler.streaming else self._world.whole_batch_s)
@@ -196,6 +185,21 @@ class Modelled:
 
     def late(self, timer: str) -> int:
         return 0
+
+
+def micro_step_done(enqueued: e.MicroStepEnqueued, cell: str, seconds: float) -> e.MicroStepDone:
+    """A micro-step that nobody has trained: what follows from its rows, and no loss."""
+    return e.MicroStepDone(
+        batch=enqueued.batch,
+        cell=cell,
+        loss=0.0,
+        tokens=enqueued.tokens,
+        targets=sum(row.targets for row in enqueued.rows),
+        executions=len({row.execution for row in enqueued.rows}),
+        masked=0,
+        gap=_GAP,
+        seconds=seconds,
+    )
 
 
 def _us(seconds: float) -> int:

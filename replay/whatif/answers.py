@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from replay.simulator.answers import Said
+from replay.simulator.answers import Said, micro_step_done
 from replay.simulator.durations import Draw
 from replay.whatif.lives import Lives
 from replay.whatif.recording import Life, MicroStep, Passage, Recording
@@ -30,7 +30,6 @@ from schemas import streams
 from schemas.config import Config
 from schemas.envelope import Event
 from schemas.ids import cell_id, cell_index, pool_id
-from schemas.units import GapStats
 
 _SEALED = Said(0, e.ExecutionSealed(attempt=0, records=0, last_record=0, digest=""))
 _FROZEN = Said(
@@ -197,18 +196,7 @@ class Recorded:
             return known.trained
         self._note("micro_steps", micro_step, "by_tokens")
         after_us = self._rate.of(enqueued.tokens, cell)
-        done = e.MicroStepDone(
-            batch=enqueued.batch,
-            cell=cell,
-            loss=0.0,
-            tokens=enqueued.tokens,
-            targets=sum(row.targets for row in enqueued.rows),
-            executions=len({row.execution for row in enqueued.rows}),
-            masked=0,
-            gap=GapStats(),
-            seconds=after_us / 1e6,
-        )
-        return Said(after_us, done)
+        return Said(after_us, micro_step_done(enqueued, cell, after_us / 1e6))
 
     def stepped(self, proposed: e.BatchStepped) -> Said:
         replace = msgspec.structs.replace
