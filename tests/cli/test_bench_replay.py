@@ -29,6 +29,11 @@ def test_logs_are_made_replayed_and_measured(real: Path, tmp_path: Path, capsys:
     assert {each.name for each in tmp_path.glob("simulated-*.gyre")} == {"simulated-1000.gyre", "simulated-2000.gyre"}
 
 
+def test_the_memory_of_the_one_who_asks_is_not_the_replays(real: Path) -> None:
+    ballast = b"x" * (400 << 20)
+    assert bench_replay.measure(real).peak_rss_mb < len(ballast) >> 20
+
+
 @pytest.mark.parametrize(
     ("share", "peaks", "same", "last"),
     [
