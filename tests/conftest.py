@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ def logging_as_it_comes() -> Iterator[None]:
     """A command that was run in this process has set up logging to a stream that ends with its test."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """What is measured, or must repeat exactly, switches the collector off; afterwards it is on again."""
+    yield
+    assert gc.isenabled(), "the collector of garbage was left switched off"
 
 
 @pytest.fixture(scope="session")

@@ -210,7 +210,11 @@ def _run_all(seeds: range, jobs: int) -> Iterator[Ran]:
     """In rising order of seeds, whatever process ran them."""
     if jobs == 1:
         _prepare()
-        yield from map(_one, seeds)
+        try:
+            yield from map(_one, seeds)
+        finally:
+            gc.unfreeze()
+            gc.enable()
         return
     # A fresh interpreter each: what a child inherits by forking would be another memory to start from.
     context = multiprocessing.get_context("spawn")

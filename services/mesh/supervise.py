@@ -180,6 +180,8 @@ class Supervisor:
     async def kill(self) -> None:
         """End all services at once, by force."""
         self._stopping.update(self._specs)
+        # Before: nobody finds the children of one that is gone.
+        self._see_descendants()
         for name in self._specs:
             self._signal(name, signal.SIGKILL)
         await self.stop(grace_s=0.5)

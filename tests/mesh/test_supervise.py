@@ -162,11 +162,12 @@ async def test_what_a_crashed_service_started_does_not_live_beside_its_successor
     assert not is_alive(child, created)
 
 
-async def test_nothing_is_left_after_the_stop(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+async def test_nothing_is_left_after_the_stop(bench: Bench, tmp_path: Path, forced: bool) -> None:
     await bench.start("parent", "child", tmp_path / "children", "stay")
     [child] = map(int, await bench.lines(tmp_path / "children", 1))
     created = psutil.Process(child).create_time()
-    await bench.supervisor.stop()
+    await (bench.supervisor.kill() if forced else bench.supervisor.stop())
     async with asyncio.timeout(10):
         while is_alive(child, created):
             await asyncio.sleep(0.01)
