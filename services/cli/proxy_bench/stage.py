@@ -100,6 +100,8 @@ class Stage:
             process.terminate()
         for process in self._processes:
             await asyncio.to_thread(process.wait)
+            if process.stdout is not None:
+                process.stdout.close()
         if hasattr(self, "_bus"):
             await self._bus.close()
         await self._server.stop_async()

@@ -58,7 +58,7 @@ class Talk:
         self._draw = random.Random(seed)
         self._words = words(0)
         self._growth = growth
-        self.tools = [self._tool(index) for index in range(TOOLS)] if tools else []
+        self.tools = [self._tool(index) for index in range(TOOLS)] if tools else [_TOOL]
         self.system = [{"type": "text", "text": f"{seed} {self._text(100)}"}]
         self.messages: list[dict[str, Any]] = [{"role": "user", "content": [self._block(max(1, tokens - 150))]}]
 
@@ -109,3 +109,5 @@ class Talk:
 
 
 _EPHEMERAL = {"type": "ephemeral"}
+_TOOL: dict[str, Any] = {"name": "tool_1", "description": "", "input_schema": {"type": "object"}}
+"""Without one a call is handed on as text."""
