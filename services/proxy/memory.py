@@ -56,13 +56,11 @@ class History:
         self._marks: list[Mark] = []
         self._links: list[bytes] = []
         """Digest of the messages up to each."""
+        self.size = 0
+        """Bytes of all messages; kept, because every request looks at the sizes of all histories."""
 
     def __repr__(self) -> str:
         return f"<History [{len(self._items)} messages, {self.size} bytes]>"
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self._items))
 
     @property
     def digest(self) -> bytes:
@@ -76,6 +74,7 @@ class History:
             if mine != theirs:
                 break
             same += 1
+        self.size -= sum(map(len, self._items[same:]))
         del self._items[same:], self._marks[same:], self._links[same:]
         self.transcript.rewind(self._marks[-1] if self._marks else START)
         for index in range(same, len(items)):
@@ -84,6 +83,7 @@ class History:
             self._links.append(hashlib.blake2b(self.digest + item, digest_size=_DIGEST).digest())
             self._marks.append(self.transcript.mark())
             self._items.append(item)
+            self.size += len(item)
         return self.transcript
 
 

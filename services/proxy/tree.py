@@ -77,16 +77,8 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
-    def token_ids(self) -> list[int]:
-        """Prompt and output of this call: what a child's prompt begins with."""
-        ids = array("i")
-        for node in self.path():
-            ids += node.input_ids
-            ids += node.output_ids
-        return ids.tolist()
-
     def encoded_ids(self) -> bytes:
-        """`encode_ids` of `token_ids`."""
+        """`encode_ids` of prompt and output: what a child's prompt begins with."""
         return b",".join([node.encoded for node in self.path()])
 
 

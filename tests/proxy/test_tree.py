@@ -23,6 +23,12 @@ from services.proxy.tree import Node, Tree, answer_key
 from tests.proxy.conftest import EXECUTION, body_of, call_text, result_of
 
 
+def token_ids(node: Node) -> list[int]:
+    """Prompt and output of a call, as an engine is sent them."""
+    ids: list[int] = json.loads(b"[" + node.encoded_ids() + b"]")
+    return ids
+
+
 class Talk:
     """An execution without proxy and engine: asks, answers with given text, keeps the records."""
 
@@ -41,7 +47,7 @@ class Talk:
         forgetful._places = {}
         assert place == forgetful.place(request.conversation)
         new = self.encoder.new_ids(request.conversation, place)
-        self.prompts.append((place.parent.token_ids() if place.parent else []) + new)
+        self.prompts.append((token_ids(place.parent) if place.parent else []) + new)
         ids = self.tokenizer.encode(said) + ([self.tokenizer.eos_token_id] if finish == "stop" else [])
         call = call_id(EXECUTION, 0, self.tree.next_index)
         blocks = self.encoder.parse(ids, new, call=call, calls_allowed=request.calls_allowed)
@@ -307,7 +313,7 @@ def test_prompts_are_concatenations_along_parents_and_survive_a_restart(
     for tree in (talk.tree, again):
         for record, prompt in zip(talk.records, talk.prompts, strict=True):
             node: Node | None = tree.node(record.call)
-            assert node is not None and node.token_ids() == prompt + record.output_ids
+            assert node is not None and token_ids(node) == prompt + record.output_ids
             assert node.prompt_tokens == len(prompt)
     for history in histories:
         conversation = parse(json.dumps(body_of(*history)).encode(), {}).conversation

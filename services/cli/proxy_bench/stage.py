@@ -71,7 +71,6 @@ class Stage:
         (run / "secret").write_bytes(self._secret)
         self._bus: NatsBus = await connect(self._server.url, RUN, name="bench")
         await self._bus.open_run()
-        self._log = Publisher(bus=self._bus, clock=SystemClock(), run=RUN, owner="operator", instance="bench")
         await self._say(
             "operator", "run.started", RUN, RunStarted(seed=0, config=config, tasks=[], code="bench", flags=NEWEST)
         )
