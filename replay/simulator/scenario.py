@@ -22,7 +22,9 @@ from typing import Any
 
 import msgspec
 
-from schemas.config import Config, from_tree, validate
+from schemas.config import Config
+from schemas.config_checks import validate
+from schemas.config_file import from_tree
 from schemas.errors import ConfigError
 
 FOLDER = Path(__file__).parent.parent / "scenarios"

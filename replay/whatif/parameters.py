@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from schemas.config import Cells, Config, Scheduler, from_tree
+from schemas.config import Cells, Config, Scheduler
+from schemas.config_file import from_tree
 from schemas.errors import ConfigError
 
 TOLD = (

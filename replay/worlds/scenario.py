@@ -6,7 +6,8 @@ from random import Random
 from typing import Any, Literal
 
 from replay.worlds.world import Scripts
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.events import RunStarted
 from schemas.flags import NEWEST
 from schemas.units import TaskRef

@@ -16,7 +16,8 @@ import msgspec
 
 from schemas import events as e
 from schemas import ids
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.flags import NEWEST
 from schemas.units import TaskRef, Value

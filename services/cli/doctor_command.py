@@ -8,7 +8,7 @@ from services.cli.output import say, say_json, table
 
 
 def doctor_command(file: Path | None, *, state: Path, json: bool) -> int:
-    from schemas.config import load
+    from schemas.config_file import load
     from schemas.errors import EnvironmentMissing
     from services.cli.checks import doctor
     from services.cli.places import Places

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from schemas.config import load
+from schemas.config_file import load
 from services.cli import background
 from services.cli.output import quiet_logs, say, say_json, table
 from services.cli.places import Places

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.config import load
+from schemas.config_file import load
 from schemas.errors import ConfigError
 from services.cli import preflight
 from services.cli.output import quiet_logs, say, say_json

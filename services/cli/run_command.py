@@ -7,7 +7,8 @@ import shlex
 import time
 from pathlib import Path
 
-from schemas.config import Config, load
+from schemas.config import Config
+from schemas.config_file import load
 from services.cli import checks, preflight, prepare
 from services.cli.chaos import processes
 from services.cli.chaos_plan import Kill, plan

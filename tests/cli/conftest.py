@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config import Config, load
+from schemas.config import Config
+from schemas.config_file import load
 from services.cli.launch import Plan
 from services.cli.places import Places
 from services.cli.progress import Progress

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schemas import events as e
-from schemas.config import load
+from schemas.config_file import load
 from schemas.errors import ConfigError, TaskError
 from schemas.units import TaskRef
 from services.cli import checks, preflight

@@ -19,7 +19,7 @@ import pytest
 
 from replay.checker import check
 from replay.logfile import read_events
-from schemas.config import load
+from schemas.config_file import load
 from services.cli.plan import service_specs
 
 ROOT = Path(__file__).parents[2]

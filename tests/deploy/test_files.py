@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.config import load
+from schemas.config_file import load
 from services.cli.app import app
 from services.cli.plan import service_specs
 from services.mesh.server import nats_server_binary

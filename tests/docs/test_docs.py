@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config import load
+from schemas.config_file import load
 from services.cli.app import app
 from services.cli.schema_command import events_page
 

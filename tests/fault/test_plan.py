@@ -9,7 +9,7 @@ import pytest
 from replay.fault import plan as p
 from replay.fault.draw import FAULTS, draw
 from replay.fault.setting import setting_of
-from schemas.config import validate
+from schemas.config_checks import validate
 from schemas.errors import ConfigError
 from schemas.kinds import KINDS
 from services.mesh.service import SNAPSHOT_EVERY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.errors import Fenced
 from schemas.events import RunStarted, ServiceJoined
 from services.mesh.bus import Bus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.errors import ConfigError
 from services.mesh.environment import fill
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas import events as e
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.health import Health

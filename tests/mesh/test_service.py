@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schemas import streams
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.errors import EngineError
 from schemas.events import RunStarted
 from services.mesh.clock import SystemClock

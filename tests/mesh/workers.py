@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas import streams
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.events import RunStarted
 from schemas.units import Value

@@ -17,7 +17,8 @@ from aiohttp import web
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from schemas import streams
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.events import CellJoined, ExecutionFinished, ExecutionPlaced, RouteMoved, RunStarted
 from schemas.records import RecordEntry

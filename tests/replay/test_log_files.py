@@ -13,7 +13,7 @@ import pytest
 
 import replay
 from replay.logwriter import LogWriter
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.errors import ConfigError
 from services.mesh.tokens import make_token
 from tests.replay.recorded import recorded, stored, write

@@ -13,7 +13,7 @@ import pytest
 
 from schemas import events as e
 from schemas import streams
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.errors import EngineError
 from schemas.events import RunStarted

@@ -11,7 +11,8 @@ from typing import Any
 
 from schemas import events as e
 from schemas import ids
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.envelope import Decision, Event
 from schemas.flags import NEWEST
 from schemas.units import Reward, TaskRef, check

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from schemas import config as schema
-from schemas.config import Config, load
+from schemas import config_checks
+from schemas.config import Config
+from schemas.config_file import load
 from schemas.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.toml"
@@ -38,7 +40,7 @@ def test_the_quickstart_is_right() -> None:
 
 
 def test_every_number_has_bounds() -> None:
-    assert set(numbers()) == set(schema._BOUNDS) | CHECKED_BY_THEMSELVES
+    assert set(numbers()) == set(config_checks.BOUNDS) | CHECKED_BY_THEMSELVES
 
 
 @pytest.mark.parametrize("key", sorted(numbers()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas import events as e
 from schemas import streams
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.errors import TrainerError
 from schemas.events import RunStarted

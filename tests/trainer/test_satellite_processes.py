@@ -15,7 +15,7 @@ import pytest
 
 from schemas import events as e
 from schemas.config import Trainer as TrainerConfig
-from schemas.config import from_tree
+from schemas.config_file import from_tree
 from schemas.errors import TrainerError
 from schemas.micro_steps import MicroStep
 from services.mesh.nats_bus import connect

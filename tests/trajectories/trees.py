@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.events import ExecutionTreeFrozen
 from schemas.ids import call_id
 from schemas.records import ROLES, CallRecord, VersionSpan

@@ -17,7 +17,8 @@ import aiohttp
 import msgspec
 
 from schemas import streams
-from schemas.config import Config, from_tree
+from schemas.config import Config
+from schemas.config_file import from_tree
 from schemas.envelope import Event
 from schemas.errors import EnvironmentMissing
 from schemas.events import CellJoined, ExecutionPlaced, RunStarted
