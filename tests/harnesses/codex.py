@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from tests.harnesses.script import Rule, Seen, Turn, call, say, think, turn
 from tests.harnesses.stage import Stage
@@ -16,13 +17,35 @@ COMPACT_AT = 45_000
 AGENT = re.compile(r'"agent_id":\s*"([^"]+)"')
 
 
-async def run_codex(stage: Stage, program: Path) -> str:
+TEXT_ONLY = {
+    "slug": "policy",
+    "display_name": "policy",
+    "description": "reads text only",
+    "input_modalities": ["text"],
+    "supported_reasoning_levels": [],
+    "shell_type": "shell_command",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 1,
+    "base_instructions": "You work in a shell.",
+    "support_verbosity": False,
+    "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "supports_parallel_tool_calls": True,
+    "experimental_supported_tools": [],
+}
+"""What Codex is to know of a policy, or it shows it pictures."""
+
+
+async def run_codex(stage: Stage, program: Path, *, catalog: list[dict[str, Any]] | None = None) -> str:
     """Its last message. It has to end well."""
     home = stage.home / ".codex"
     home.mkdir()
+    known = [] if catalog is None else [f'model_catalog_json = "{home / "catalog.json"}"']
+    (home / "catalog.json").write_text(json.dumps({"models": catalog or []}))
     (home / "config.toml").write_text(
         "\n".join(
             [
+                *known,
                 'model = "policy"',
                 'model_provider = "here"',
                 f"model_auto_compact_token_limit = {COMPACT_AT}",

@@ -9,7 +9,7 @@ import pytest
 
 from services.proxy.conversation import Call, Result, Text, Thinking
 from services.proxy.dialects import anthropic
-from services.proxy.dialects.anthropic import parse
+from services.proxy.dialects.anthropic import error, parse
 from services.proxy.dialects.dialect import Answer
 from services.proxy.refusal import Refused
 from tests.proxy.conftest import assemble, body_of, parse_events
@@ -47,7 +47,11 @@ def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:
                     }
                 ]
             },
-            "messages.0.content.0.content.0: the policy reads text only",
+            "messages.0.content.0.tool_result.content.0.image: not shown: the policy reads text only",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+            "messages.0.content.0.document: not shown: the policy reads text only",
         ),
         ({"system": [{"type": "text"}]}, "system.0.text"),
         ({"tools": [{"description": "no name"}]}, "tools.0.name"),
@@ -64,6 +68,37 @@ def test_what_is_no_json_object_is_a_400(data: bytes) -> None:
     with pytest.raises(Refused) as refused:
         parse(data, {})
     assert refused.value.status == 400
+
+
+PICTURE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_text"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "all"}, True),
+        ({"type": "content", "content": "all"}, True),
+        ({"type": "content", "content": [{"type": "text", "text": "all"}]}, True),
+        ({"type": "content", "content": [{"type": "text", "text": "all"}, PICTURE]}, False),
+        ({"type": "url", "url": "http://x/all.pdf"}, False),
+        ({"type": "file", "file_id": "f"}, False),
+        (None, False),
+    ],
+)
+def test_documents_are_shown_where_they_are_text(source: Any, is_text: bool) -> None:
+    body = body_of([{"type": "text", "text": "hi"}, {"type": "document", "source": source}])
+    if is_text:
+        (message,) = parsed(body).conversation.messages
+        assert "all" in message.blocks[1].text  # type: ignore[union-attr]
+    else:
+        with pytest.raises(Refused, match=r"messages\.0\.content\.1\.document: not shown"):
+            parsed(body)
+
+
+def test_the_words_of_a_refusal_come_last() -> None:
+    """Claude Code tells the policy all that follows the place of a picture: an id there would differ from turn to turn."""
+    body = json.dumps(error(Refused(400, "messages.0.content.0.image: why"), "req_1"))
+    assert body.endswith('messages.0.content.0.image: why"}}')
 
 
 def test_harmless_and_unknown_things_are_accepted() -> None:

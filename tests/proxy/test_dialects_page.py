@@ -90,7 +90,11 @@ TRIES: dict[str, tuple[Try, Try, Try]] = {
         m(user([{"type": "image_url", "image_url": {"url": "data:"}}])),
         r(user([{"type": "input_image", "image_url": "data:"}])),
     ),
-    "audio and files": (None, m(user([{"type": "input_audio"}])), r(user([{"type": "input_file"}]))),
+    "audio, files, documents that are not there as text": (
+        m(user([{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}])),
+        m(user([{"type": "input_audio"}])),
+        r(user([{"type": "input_file"}])),
+    ),
     "functions": (M_TOOLS, CHAT_TOOLS, R_TOOLS),
     "tools in a namespace": (None, None, tools({"type": "namespace", "name": "n", "tools": [{**FUNCTION}]})),
     "custom tools, whose calls are free text": (

@@ -136,7 +136,7 @@ def assemble(stream: bytes) -> dict[str, Any]:
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]},
-            "input.0.output.0: the policy reads text only",
+            "input.0.output.0: input_image: not shown: the policy reads text only",
         ),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input.0.arguments"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input.0.input"),

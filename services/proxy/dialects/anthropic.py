@@ -23,7 +23,18 @@ from services.proxy.conversation import (
     joined,
 )
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
-from services.proxy.dialects.wire import NO_GRAMMAR, Body, compact, decode, field, numbers, read_body, shown, stops
+from services.proxy.dialects.wire import (
+    NO_GRAMMAR,
+    TEXT_ONLY,
+    Body,
+    compact,
+    decode,
+    field,
+    numbers,
+    read_body,
+    shown,
+    stops,
+)
 from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
@@ -202,10 +213,10 @@ def _result(block: dict[str, Any], where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise Refused(400, f"{where}.content: expected a string or a list of blocks")
+        raise Refused(400, f"{where}.tool_result.content: expected a string or a list of blocks")
     texts = []
     for index, part in enumerate(content):
-        place = f"{where}.content.{index}"
+        place = f"{where}.tool_result.content.{index}"
         if not isinstance(part, dict):
             raise Refused(400, f"{place}: expected a block")
         texts.append(field(part, "text", str, place) if part.get("type") == "text" else _other(part, place))
@@ -213,9 +224,24 @@ def _result(block: dict[str, Any], where: str) -> str:
 
 
 def _other(block: dict[str, Any], where: str) -> str:
-    if block.get("type") == "image":
-        raise Refused(400, f"{where}: the policy reads text only, so an image cannot be shown to it")
+    """Claude Code takes out what is refused at a place of this form, says so to the policy, and asks again."""
+    kind = block.get("type")
+    if kind == "image" or (kind == "document" and not _is_text(block)):
+        raise Refused(400, f"{where}.{kind}: {TEXT_ONLY}")
     return shown(block)
+
+
+def _is_text(document: dict[str, Any]) -> bool:
+    """Whether a document is there as text. One that is encoded, or lies elsewhere, is not."""
+    source = document.get("source")
+    if not isinstance(source, dict):
+        return False
+    content = source.get("content")
+    parts = content if isinstance(content, list) else []
+    return source.get("type") == "text" or (
+        source.get("type") == "content"
+        and (isinstance(content, str) or all(isinstance(part, dict) and part.get("type") == "text" for part in parts))
+    )
 
 
 # answers
@@ -281,11 +307,12 @@ def _rest(answer: Answer) -> Iterator[bytes]:
 
 
 def error(refused: Refused, request_id: str) -> dict[str, Any]:
-    """The body of a refusal."""
+    """The body of a refusal. Its words come last: Claude Code hands on all that follows the place of an image in them, and
+    an id there would make every turn's history another."""
     return {
+        "request_id": request_id,
         "type": "error",
         "error": {"type": KINDS[refused.status], "message": refused.what},
-        "request_id": request_id,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.proxy.conversation import Conversation, Request
 from services.proxy.dialects.dialect import OVERLOADED
-from services.proxy.dialects.wire import field, shown
+from services.proxy.dialects.wire import TEXT_ONLY, field, shown
 from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
@@ -27,7 +27,10 @@ UNPARSED = "__unparsedToolInput"
 _TYPES = {401: "authentication_error", 500: "server_error", OVERLOADED: "server_error"}
 _CODES = {401: "invalid_api_key", 404: "not_found", OVERLOADED: "server_overloaded"}
 _TEXTS = ("text", "input_text", "output_text")
-_UNREADABLE = ("image", "image_url", "input_image", "input_audio", "input_file", "file")
+_UNREADABLE = (
+    *("image", "image_url", "input_image", "computer_screenshot", "computer_call_output", "image_generation_call"),
+    *("input_audio", "input_file", "file", "input_video", "video_url"),
+)
 
 
 def conversation(
@@ -65,7 +68,7 @@ def texts_of(content: Any, where: str) -> list[str]:
         elif part.get("type") == "refusal":
             texts.append(field(part, "refusal", str, place))
         elif part.get("type") in _UNREADABLE:
-            raise Refused(400, f"{place}: the policy reads text only, so {part['type']} cannot be shown to it")
+            raise Refused(400, f"{place}: {part['type']}: {TEXT_ONLY}")
         else:
             texts.append(shown(part))
     return texts

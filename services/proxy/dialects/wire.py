@@ -13,6 +13,7 @@ from services.proxy.refusal import Refused
 T = TypeVar("T")
 
 NO_GRAMMAR = "answers are sampled freely, so that their log-probabilities are the policy's"
+TEXT_ONLY = "not shown: the policy reads text only"
 _UNSEEN = ("cache_control", "citations", "annotations")
 """Keys of a block that are not part of what it says."""
 _LARGEST = 1 << 63
