@@ -35,8 +35,14 @@ MARKUP_TOKENS = (
 BILLING = "x-anthropic-billing-header:"
 
 
+_SHORT = 32
+"""Characters of a text whose ids are remembered."""
+_SHORT_KEPT = 1_000
+
+
 class ChatTokenizer:
-    """What `renderers` asks of a tokenizer, over the `tokenizers` library."""
+    """What `renderers` asks of a tokenizer, over the `tokenizers` library. It tells no character spans: a renderer that
+    finds none leaves out which tokens are content, which nobody here asks for, and which costs more than the ids."""
 
     unk_token_id = None
 
@@ -45,6 +51,8 @@ class ChatTokenizer:
         inner.no_padding()
         inner.no_truncation()
         self._inner = inner
+        self._short: dict[tuple[str, bool], tuple[int, ...]] = {}
+        """What stands around every message, a dozen times a turn."""
         self.name_or_path = name
         self.eos_token_id: int = self.convert_tokens_to_ids(CONTROL_TOKENS[-1])
         self.pad_token_id: int = self.convert_tokens_to_ids(CONTROL_TOKENS[0])
@@ -56,7 +64,19 @@ class ChatTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         """Ids of `text`; never a control token."""
-        return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) > _SHORT:
+            return self._ids(text, add_special_tokens)
+        known = self._short.get((text, add_special_tokens))
+        if known is None:
+            known = tuple(self._ids(text, add_special_tokens))
+            if len(self._short) < _SHORT_KEPT:
+                self._short[text, add_special_tokens] = known
+        return list(known)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # In a batch, because only there the library doesn't count characters, which nobody asks for.
+        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(
         self,
@@ -73,14 +93,6 @@ class ChatTokenizer:
         if isinstance(tokens, str):
             return self._inner.token_to_id(tokens)
         return [self._inner.token_to_id(token) for token in tokens]
-
-    def __call__(self, text: str, add_special_tokens: bool = False, **_: Any) -> dict[str, list[Any]]:
-        """`{"input_ids", "offset_mapping"}`: ids and the character span of each, which tell content from scaffold."""
-        encoding = self._inner.encode(text, add_special_tokens=add_special_tokens)
-        return {
-            "input_ids": list(encoding.ids),
-            "offset_mapping": list(encoding.offsets),
-        }
 
 
 def load_tokenizer(folder: str | Path) -> ChatTokenizer:

@@ -52,11 +52,10 @@ class Prompt:
         self.tokens = (place.parent.tokens if place.parent else 0) + len(new_ids)
         """Of the whole prompt."""
 
-    def encoded_ids(self, sampled: list[int]) -> bytes:
-        """The whole prompt and what was sampled after it, as an engine is sent it."""
-        parent = self.place.parent
-        parts = [parent.encoded_ids() if parent else b"", encode_ids(self.new_ids), encode_ids(sampled)]
-        return b"[" + b",".join([part for part in parts if part]) + b"]"
+    def encoded_ids(self, sampled: list[int]) -> list[bytes]:
+        """The whole prompt and what was sampled after it, as an engine is sent it: parts of `encode_ids`."""
+        parts = self.place.parent.encoded_ids() if self.place.parent else []
+        return [*parts, *(encode_ids(ids) for ids in (self.new_ids, sampled) if ids)]
 
 
 class Flight:

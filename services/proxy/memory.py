@@ -4,37 +4,32 @@ A harness sends its whole history with every call. Here lie the parts of the las
 were read, so a request that begins like an earlier one is read from where it differs:
 
     head        everything but the messages: system text, tools, sampling; the same bytes give the same object
-    history     messages, one after the other; those that are the same bytes stay read
+    history     messages, one after the other (`services.proxy.history`); those that are the same bytes stay read
 
 Invariants
-- what is returned depends on the request alone, never on what was remembered: reading is pure, and bytes are compared
-  whole;
-- messages that stay read stay the same objects, by which `services.proxy.tree` knows them;
+- what is returned depends on the request alone, never on what was remembered: reading is pure;
 - what is kept beside the newest history is bounded.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from services.proxy.conversation import canonical, digest, root_key
-from services.proxy.transcript import START, Mark, Transcript
+from services.proxy.history import History, Known, Told
 
 T = TypeVar("T")
 
 HEADS = 8
 KEPT_BYTES = 4 << 20
-"""Of messages in histories beside the newest."""
+"""Of histories beside the newest."""
 HISTORIES = 256
 """Of one execution, whatever their size."""
 _DIGEST = 16
-
-Fold = Callable[[Transcript, bytes, int], None]
-"""Adds one message, by its bytes and index."""
 
 
 class Head(Generic[T]):
@@ -45,46 +40,6 @@ class Head(Generic[T]):
     def __init__(self, data: bytes, value: T) -> None:
         self.digest = meaning(data)
         self.value = value
-
-
-class History:
-    """Messages that were read, in order."""
-
-    def __init__(self) -> None:
-        self.transcript = Transcript()
-        self._items: list[bytes] = []
-        self._marks: list[Mark] = []
-        self._links: list[bytes] = []
-        """Digest of the messages up to each."""
-        self.size = 0
-        """Bytes of all messages; kept, because every request looks at the sizes of all histories."""
-
-    def __repr__(self) -> str:
-        return f"<History [{len(self._items)} messages, {self.size} bytes]>"
-
-    @property
-    def digest(self) -> bytes:
-        """Of all messages as they came."""
-        return self._links[-1] if self._links else b""
-
-    def read(self, items: Sequence[bytes], fold: Fold) -> Transcript:
-        """The transcript of these messages. What `fold` raises leaves those before it read."""
-        same = 0
-        for mine, theirs in zip(self._items, items, strict=False):
-            if mine != theirs:
-                break
-            same += 1
-        self.size -= sum(map(len, self._items[same:]))
-        del self._items[same:], self._marks[same:], self._links[same:]
-        self.transcript.rewind(self._marks[-1] if self._marks else START)
-        for index in range(same, len(items)):
-            item = items[index]
-            fold(self.transcript, item, index)
-            self._links.append(hashlib.blake2b(self.digest + item, digest_size=_DIGEST).digest())
-            self._marks.append(self.transcript.mark())
-            self._items.append(item)
-            self.size += len(item)
-        return self.transcript
 
 
 class Memory:
@@ -104,13 +59,22 @@ class Memory:
             del self._heads[next(iter(self._heads))]
         return found
 
-    def history(self, dialect: str, items: Sequence[bytes]) -> History:
+    def known(self, dialect: str, data: bytes) -> Known | None:
+        """What a body begins with that was read, if it continues the last one of a history."""
+        for history in reversed(self._histories.values()):
+            if history.key[0] == dialect and (known := history.known(data)):
+                return known
+        return None
+
+    def history(self, dialect: str, told: Told) -> History:
         """The one that begins like these messages, or a new one."""
-        key = (dialect, items[0] if items else b"")
-        found = self._histories.pop(key, None) or History()
+        key = told.known.history.key if told.known else (dialect, told.items[0] if told.items else b"")
+        found = self._histories.pop(key, None) or History(*key)
         self._histories[key] = found
         # A first message that couldn't be read lies in the key alone.
-        kept = [(key, max(len(key[1]), history.size)) for key, history in self._histories.items() if history is not found]
+        kept = [
+            (key, max(len(key[1]), history.size)) for key, history in self._histories.items() if history is not found
+        ]
         total = sum(size for _, size in kept)
         for other, size in kept:
             if total <= KEPT_BYTES and len(self._histories) <= HISTORIES:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from operator import is_
 
 import msgspec
 
@@ -34,11 +35,12 @@ class Node:
         "answer",
         "call",
         "delivered",
-        "encoded",
+        "depth",
         "finish",
         "index",
         "input_ids",
         "key",
+        "line",
         "output_ids",
         "parent",
         "prefix",
@@ -50,8 +52,13 @@ class Node:
     def __init__(self, record: CallRecord, parent: Node | None, turn: Message) -> None:
         self.call, self.index, self.parent = record.call, record.index, parent
         self.input_ids, self.output_ids = array("i", record.input_ids), array("i", record.output_ids)
-        self.encoded = encode_ids(record.input_ids + record.output_ids)
-        """Its ids as an engine is sent them, since they are sent again with every call after it."""
+        self.depth: int = parent.depth + 1 if parent else 1
+        self.line: list[bytes] = parent.line if parent else []
+        """The first `depth` are the ids of each node from the root to this one as an engine is sent them, since they are
+        sent again with every call after it. One list for a whole branch; a sibling begins one of its own."""
+        if parent is not None and len(self.line) > parent.depth:
+            self.line = self.line[: parent.depth]
+        self.line.append(encode_ids(record.input_ids + record.output_ids))
         self.finish, self.request, self.answer = record.finish, record.request, record.answer
         self.prefix = bytes.fromhex(record.prefix)
         self.turn = turn
@@ -68,18 +75,9 @@ class Node:
     def __repr__(self) -> str:
         return f"<Node {self.call} [{self.prompt_tokens} + {len(self.output_ids)}]>"
 
-    def path(self) -> list[Node]:
-        """Root to this node."""
-        nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
-
-    def encoded_ids(self) -> bytes:
-        """`encode_ids` of prompt and output: what a child's prompt begins with."""
-        return b",".join([node.encoded for node in self.path()])
+    def encoded_ids(self) -> list[bytes]:
+        """`encode_ids` of prompt and output in parts: what a child's prompt begins with."""
+        return self.line[: self.depth]
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -105,6 +103,14 @@ def encode_ids(ids: Sequence[int]) -> bytes:
 def answer_key(call: str, turn: Message) -> bytes:
     """Key of a recorded assistant turn: its call when it has call ids, which nobody rewrites, else its content."""
     return call.encode() if turn.call_ids else turn.key()
+
+
+def _shared(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages both begin with, the same objects. Mostly one is the other and more."""
+    most = min(len(one), len(other))
+    if all(map(is_, one[:most], other)):
+        return most
+    return next(index for index in range(most) if one[index] is not other[index])
 
 
 class _Placed:
@@ -186,11 +192,7 @@ class Tree:
         while len(self._places) > _PLACES:
             del self._places[next(iter(self._places))]
         # Of the last message at the end of either nothing is kept: no answer is looked for there.
-        same = 0
-        for mine, theirs in zip(known.messages[:-1], messages[:-1], strict=False):
-            if mine is not theirs:
-                break
-            same += 1
+        same = _shared(known.messages[:-1], messages[:-1])
         known.cut(same)
         chain = known.chains[-1] if known.chains else root
         parent, start = known.parents[-1] if known.parents else (None, 0)

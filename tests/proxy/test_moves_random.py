@@ -88,11 +88,11 @@ class Engines:
         return [live for live in self.live if live.cell == cell and not live.end.done()]
 
     async def generate(
-        self, route: Route, *, rid: str, input_ids: bytes, max_new_tokens: int, stop_ids: list[int], **_: Any
+        self, route: Route, *, rid: str, input_ids: list[bytes], max_new_tokens: int, stop_ids: list[int], **_: Any
     ) -> Sampled:
         assert rid not in self.rids and len(rid) == 32
         self.rids.add(rid)
-        asked: list[int] = msgspec.json.decode(input_ids)
+        asked: list[int] = msgspec.json.decode(b"[" + b",".join(input_ids) + b"]")
         if self.prompt is None:
             self.prompt = asked
         start = len(asked) - len(self.prompt)

@@ -25,7 +25,7 @@ from tests.proxy.conftest import EXECUTION, body_of, call_text, result_of
 
 def token_ids(node: Node) -> list[int]:
     """Prompt and output of a call, as an engine is sent them."""
-    ids: list[int] = json.loads(b"[" + node.encoded_ids() + b"]")
+    ids: list[int] = json.loads(b"[" + b",".join(node.encoded_ids()) + b"]")
     return ids
 
 

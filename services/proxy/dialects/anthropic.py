@@ -22,19 +22,9 @@ from services.proxy.conversation import (
     Thinking,
     joined,
 )
+from services.proxy.dialects.body import Body, read_body
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
-from services.proxy.dialects.wire import (
-    NO_GRAMMAR,
-    TEXT_ONLY,
-    Body,
-    compact,
-    decode,
-    field,
-    numbers,
-    read_body,
-    shown,
-    stops,
-)
+from services.proxy.dialects.wire import NO_GRAMMAR, TEXT_ONLY, compact, decode, field, numbers, shown, stops
 from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
 from services.proxy.roles import Asker, classify
@@ -88,15 +78,22 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
     """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
     the place and the reason."""
     known = memory or Memory()
-    return read_body(data, ("messages", "stream"), lambda body: _request(body, headers, known))
+    return read_body(
+        data,
+        dialect=NAME,
+        messages="messages",
+        apart=("stream",),
+        memory=known,
+        read=lambda body: _request(body, headers, known),
+    )
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
     head = memory.head(NAME, body.head, _head)
     read = head.value
-    items = body.items("messages")
-    history = memory.history(NAME, items)
-    told = history.read(items, _message)
+    messages = body.told("messages")
+    history = memory.history(NAME, messages)
+    told = history.read(messages, _message)
     if not told.messages or told.messages[0].role != "user":
         raise Refused(400, "messages: the first message must use the user role and say something")
     asker = Asker(headers=headers, billing=read.billing, system=read.system, last_texts=told.news())

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from services.proxy.conversation import Block, Call, Request, Result, Text, Thinking
+from services.proxy.dialects.body import Body, read_body
 from services.proxy.dialects.dialect import Answer, Dialect
 from services.proxy.dialects.openai import (
     PING,
@@ -23,7 +24,7 @@ from services.proxy.dialects.openai import (
     texts_of,
     wire_id,
 )
-from services.proxy.dialects.wire import NO_GRAMMAR, Body, compact, convert, decode, field, numbers, read_body, stops
+from services.proxy.dialects.wire import NO_GRAMMAR, compact, convert, decode, field, numbers, stops
 from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
 from services.proxy.transcript import Transcript
@@ -66,15 +67,22 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
     """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
     the place and the reason."""
     known = memory or Memory()
-    return read_body(data, ("messages", "stream", "stream_options"), lambda body: _request(body, headers, known))
+    return read_body(
+        data,
+        dialect=NAME,
+        messages="messages",
+        apart=("stream", "stream_options"),
+        memory=known,
+        read=lambda body: _request(body, headers, known),
+    )
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
     head = memory.head(NAME, body.head, _head)
     asked, tools = head.value
-    items = body.items("messages")
-    history = memory.history(NAME, items)
-    told = conversation(history.read(items, _message), headers, tools, memory)
+    messages = body.told("messages")
+    history = memory.history(NAME, messages)
+    told = conversation(history.read(messages, _message), headers, tools, memory)
     most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     options = body.value("stream_options", dict[str, Any])
     return Request(

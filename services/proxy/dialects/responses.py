@@ -14,6 +14,7 @@ import msgspec
 
 from services.proxy.conversation import Block, Call, Request, Result, Text, Thinking
 from services.proxy.dialects import responses_answer as answers
+from services.proxy.dialects.body import Body, read_body
 from services.proxy.dialects.dialect import Dialect
 from services.proxy.dialects.openai import (
     PING,
@@ -25,7 +26,8 @@ from services.proxy.dialects.openai import (
     texts_of,
 )
 from services.proxy.dialects.responses_tools import TEXT, Origin, read_tools, shown_name
-from services.proxy.dialects.wire import NO_GRAMMAR, Body, convert, decode, field, numbers, read_body
+from services.proxy.dialects.wire import NO_GRAMMAR, convert, decode, field, numbers
+from services.proxy.history import Told, loose
 from services.proxy.memory import Memory, meaning, request_digest
 from services.proxy.refusal import PROMPT_TOO_LONG, Refused
 from services.proxy.transcript import Transcript
@@ -58,15 +60,22 @@ def parse(data: bytes, headers: Mapping[str, str], memory: Memory | None = None)
     """A request from its body. `headers` answers lower-case names; `memory` is the execution's. Raises Refused (400) with
     the place and the reason."""
     known = memory or Memory()
-    return read_body(data, ("input", "stream", "stream_options", _ABOUT), lambda body: _request(body, headers, known))
+    return read_body(
+        data,
+        dialect=NAME,
+        messages="input",
+        apart=("stream", "stream_options", _ABOUT),
+        memory=known,
+        read=lambda body: _request(body, headers, known),
+    )
 
 
 def _request(body: Body, headers: Mapping[str, str], memory: Memory) -> Request:
     head = memory.head(NAME, body.head, _head)
     asked, tools, origins = head.value
-    items = _items(body)
-    history = memory.history(NAME, items)
-    told = conversation(history.read(items, _item), headers, tools, memory, asked.instructions)
+    messages = _messages(body)
+    history = memory.history(NAME, messages)
+    told = conversation(history.read(messages, _item), headers, tools, memory, asked.instructions)
     return Request(
         conversation=told,
         digest=request_digest(NAME, told.agent, head, history, meaning(bytes(body.apart.get(_ABOUT, b"null")))),
@@ -91,12 +100,12 @@ def _head(data: bytes) -> tuple[_Head, list[dict[str, Any]], dict[str, Origin]]:
     return head, *read_tools(head.tools or [])
 
 
-def _items(body: Body) -> list[bytes]:
+def _messages(body: Body) -> Told:
     """A text by itself is the user's message."""
     given = body.apart.get("input")
     if given is not None and bytes(given).startswith(b'"'):
-        return [b'{"role":"user","content":' + bytes(given) + b"}"]
-    return body.items("input")
+        return loose([b'{"role":"user","content":' + bytes(given) + b"}"])
+    return body.told("input")
 
 
 def _check(body: _Head) -> None:

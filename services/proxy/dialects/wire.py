@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,52 +16,6 @@ NO_GRAMMAR = "answers are sampled freely, so that their log-probabilities are th
 TEXT_ONLY = "not shown: the policy reads text only"
 _UNSEEN = ("cache_control", "citations", "annotations")
 """Keys of a block that are not part of what it says."""
-_LARGEST = 1 << 63
-"""Whole numbers are below this; whoever writes larger ones means a double."""
-
-
-class Body(msgspec.Struct, frozen=True):
-    """A request's body, taken apart but not read."""
-
-    head: bytes
-    """A JSON object of all fields but those apart, in the order of their names."""
-    apart: dict[str, msgspec.Raw]
-
-    def value(self, name: str, kind: type[T]) -> T | None:
-        """A field that stands apart; None where it is absent or null. Raises Refused (400)."""
-        raw = bytes(self.apart.get(name, b"null"))
-        return None if raw == b"null" else decode(raw, kind, name)
-
-    def items(self, name: str) -> list[bytes]:
-        """The items of a list that stands apart. Raises Refused (400)."""
-        if name not in self.apart:
-            raise Refused(400, f"{name}: missing")
-        return [bytes(raw) for raw in decode(bytes(self.apart[name]), list[msgspec.Raw], name)]
-
-
-def read_body(data: bytes, apart: Sequence[str], read: Callable[[Body], T]) -> T:
-    """What `read` makes of a JSON object, whose fields named `apart` it gets by themselves. Raises Refused (400)."""
-    try:
-        return read(_body(data, apart))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # A harness that cuts text between the halves of a character sends a lone surrogate, which is JSON all the same.
-        try:
-            tree = _whole(json.loads(data, parse_constant=_no_number))
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is not valid JSON: {error}") from None
-        return read(_body(msgspec.json.encode(tree), apart))
-    except RecursionError:
-        raise Refused(400, "the body is nested too deeply") from None
-
-
-def _body(data: bytes, apart: Sequence[str]) -> Body:
-    try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError:
-        raise Refused(400, "the body is not a JSON object") from None
-    found = {name: fields.pop(name) for name in apart if name in fields}
-    kept = [msgspec.json.encode(name) + b":" + bytes(fields[name]) for name in sorted(fields)]
-    return Body(head=b"{" + b",".join(kept) + b"}", apart=found)
 
 
 def decode(data: bytes, kind: type[T], where: str = "") -> T:
@@ -122,19 +76,3 @@ def stops(values: Sequence[str] | None, name: str) -> tuple[str, ...]:
         if not value.strip():
             raise Refused(400, f"{name}: {value!r} says nothing; a stop sequence needs a character that is no blank")
     return tuple(values or ())
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, int) and not isinstance(value, bool) and not -_LARGEST <= value < _LARGEST:
-        value = float(value) if abs(value) < 10**308 else float("inf")
-    if isinstance(value, float) and abs(value) == float("inf"):
-        raise ValueError("a number is too large")
-    if isinstance(value, dict):
-        return {_whole(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
