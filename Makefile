@@ -11,7 +11,7 @@ ARGS   ?=
 LIBRARIES := libibverbs1 librdmacm1 libnuma1 libcurl4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libraries run test lint golden harnesses image containers constraints clean
+.PHONY: help setup libraries run test lint golden harnesses sglang image containers constraints clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ golden: setup ## make the simulated logs in tests/golden that are missing; ARGS=
 harnesses: setup ## install the real harness programs that some tests run, into state/harnesses: about 2 GB, some minutes
 	$(BIN)/python -m tests.harnesses.install $(ARGS)
 
+sglang: setup ## install a real SGLang server without an accelerator into .venv-sglang, which some tests run
+	$(BIN)/python -m tests.sglang.install
+
 image: setup ## container image of every service; BASE=IMAGE to build on another Debian 12
 	deploy/container/image.sh $(BIN)/python localhost/qwengyre:latest $(BASE)
 
@@ -79,5 +82,5 @@ constraints: ## write down the versions that are installed now
 	@mv constraints.new constraints.txt
 
 clean: ## remove the environment, caches and the state of all runs
-	rm -rf $(VENV) state *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-sglang .venv-sglang.lock state *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

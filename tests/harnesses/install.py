@@ -65,7 +65,7 @@ def install(harness: Harness) -> Path:
             shutil.rmtree(harness.folder, ignore_errors=True)
             harness.folder.mkdir()
             for command in _commands(harness):
-                _run(command)
+                run(command)
             if not harness.path.exists():
                 raise NotInstalled(f"{harness.package} {harness.version} has no {harness.program} on this platform")
             (harness.folder / ".stamp").touch()
@@ -86,9 +86,10 @@ def _commands(harness: Harness) -> list[list[str]]:
     ]
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str], timeout_s: float = INSTALL_S) -> None:
+    """One step of an installation. Raises NotInstalled with what it said last."""
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_S)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotInstalled(str(error)) from error
     if done.returncode:

@@ -1,0 +1,52 @@
+"""Checkpoints that a real SGLang serves, written by our own code and all of one architecture.
+
+`taught` calls the quickstart's tools and ends its turns; `wide` has random weights, whose answers are long, so that there
+is time to move them; `shaken` is a later version of another one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from services.mesh.chat import TOKENIZER_FILE
+from services.rollout.policy.__main__ import make
+from services.rollout.policy.warm_start import Recipe
+from services.rollout.reference.model import flatten, initialise, load, save, unflatten_into
+
+BRIEF = Recipe(careful_steps=40, sloppy_steps=4, careful_pool=300, sloppy_pool=50)
+"""Enough for well-formed calls, in a quarter of a minute."""
+
+
+def taught(out: Path) -> Path:
+    out.mkdir()
+    make(out, seed=0, recipe=BRIEF)
+    return _readable(out)
+
+
+def wide(out: Path, like: Path, *, seed: int) -> Path:
+    """Wider than usual, so that the distribution is far from uniform."""
+    config = load(like).config
+    save(out, initialise(config, seed=seed, std=0.2), config)
+    shutil.copy(like / TOKENIZER_FILE, out)
+    return _readable(out)
+
+
+def shaken(out: Path, like: Path, *, seed: int) -> Path:
+    """Some noise added to every weight."""
+    model = load(like)
+    flat = flatten(model)
+    noise = torch.randn(flat.shape, generator=torch.Generator().manual_seed(seed))
+    unflatten_into(model, flat + 0.01 * noise)
+    save(out, model, model.config)
+    shutil.copy(like / TOKENIZER_FILE, out)
+    return _readable(out)
+
+
+def _readable(folder: Path) -> Path:
+    """transformers, by which SGLang reads the tokenizer, wants to be told its class."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
