@@ -156,14 +156,18 @@ def read_answer(data: bytes, *, where: str) -> Sampled:
         meta: dict[str, Any] = answer["meta_info"]
         ids: list[int] = answer["output_ids"]
         pairs = meta.get("output_token_logprobs") or []
+        # What is no number on the wire (JSON has no NaN) is null.
+        logprobs = [float(pair[0]) for pair in pairs]
         finish = meta["finish_reason"]["type"]
         completion = meta.get("completion_tokens", len(ids))
         spans = [
-            VersionSpan(version=int(span["version"]), start=span["start"], end=span["end"])
+            VersionSpan(version=_version(span["version"], where), start=span["start"], end=span["end"])
             for span in meta.get("weight_versions") or []
+            # A call that was aborted before its first token has a span without tokens.
+            if span["end"] > span["start"]
         ]
         if not spans and ids:
-            spans = [VersionSpan(version=int(meta["weight_version"]), start=0, end=len(ids))]
+            spans = [VersionSpan(version=_version(meta["weight_version"], where), start=0, end=len(ids))]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise EngineError(f"not an answer of /generate: {error!r}", where=where) from error
     if not len(ids) == len(pairs) == completion or [pair[1] for pair in pairs] != ids:
@@ -177,7 +181,19 @@ def read_answer(data: bytes, *, where: str) -> Sampled:
         raise EngineError(f"versions of {len(ids)} tokens do not cover them: {spans}", where=where)
     if finish not in ("stop", "length", "abort"):
         raise EngineError(f"unknown finish reason {finish!r}", where=where)
-    return Sampled(ids=list(ids), logprobs=[float(pair[0]) for pair in pairs], versions=spans, finish=finish)
+    return Sampled(ids=list(ids), logprobs=logprobs, versions=spans, finish=finish)
+
+
+def _version(said: str | int, where: str) -> int:
+    """An engine's name for its weights as a policy version."""
+    try:
+        return int(said)
+    except ValueError:
+        raise EngineError(
+            f"its weights are version {said!r}, which is no number",
+            where=where,
+            remedy="start SGLang with --weight-version N, and give weight_version with every update of weights",
+        ) from None
 
 
 def _said(data: bytes) -> str:

@@ -217,6 +217,38 @@ async def test_wrong_logprobs_are_refused(world: World, engine: Engine) -> None:
     assert await world.records() == []
 
 
+async def test_what_an_engine_aborted_before_its_first_token_leaves_no_span(world: World, engine: Engine) -> None:
+    nothing, rest = engine.ids([], finish="abort"), engine.say("rest")
+    nothing["meta_info"]["weight_versions"] = [{"version": "6", "start": 0, "end": 0}]
+    del nothing["meta_info"]["output_token_logprobs"]
+    engine.script += [nothing, rest]
+    await world.ask(body_of("hi"))
+    (record,) = await world.records()
+    assert isinstance(record, CallRecord)
+    assert [(span.version, span.start) for span in record.versions] == [(7, 0)]
+
+
+async def test_weights_without_a_number_are_refused_with_the_remedy(world: World, engine: Engine) -> None:
+    """What a server calls them that was not told."""
+    bad = engine.say("x")
+    bad["meta_info"]["weight_version"] = "default"
+    engine.script.append(bad)
+    with structlog.testing.capture_logs() as logs:
+        async with world.post(body_of("hi")) as response:
+            assert response.status == 500 and "'default'" in (await response.json())["error"]["message"]
+    assert any("--weight-version N" in entry.get("what", "") for entry in logs)
+    assert await world.records() == []
+
+
+async def test_a_logprob_that_is_no_number_is_refused(world: World, engine: Engine) -> None:
+    bad = engine.say("x")
+    bad["meta_info"]["output_token_logprobs"][0][0] = None
+    engine.script.append(bad)
+    async with world.post(body_of("hi")) as response:
+        assert response.status == 500 and "not an answer" in (await response.json())["error"]["message"]
+    assert await world.records() == []
+
+
 async def test_overflow_and_clamp(world: World, engine: Engine) -> None:
     async with world.post(body_of("x" * 5000)) as response:
         assert response.status == 400
