@@ -4,7 +4,8 @@
       │  ├ no engine has it (not placed, cell lost or not up yet): wait, as long as the execution's budget lasts
       │  ├ route moved: abort at the source, go on at the target from what was sampled
       │  ├ 409, its cell changes its role: wait for the route to change, go on; in the same budget
-      │  ├ connection lost: again under a new rid from what is known, a bounded number of times in a row
+      │  ├ engine lost: again under a new rid from what is known, with pauses that grow; in the same budget
+      │  ├ engine failed: likewise, a bounded number of times in a row
       │  └ aborted by the engine: go on from what was sampled
       └──stopped (seal, grace over): abort by exact rid ──> done (refused)
 
@@ -12,7 +13,9 @@ Invariants
 - a client sees an answer only when its record is stored; the same request in flight twice is one call;
 - what an engine sampled is kept: a resumed answer is the concatenation of its parts, with a version for each span;
 - every part is asked for under a rid of its own, from which engines draw: no stream of random numbers is used twice;
-- `alive` is false only from the loss of an engine until it is asked again or LOG names another, or none: a call that
+- an engine that is gone says nothing of the call, so its client isn't told: it comes back, or the scheduler moves the
+  execution, or the budget ends. Only what an engine says of itself, again and again, goes to the client;
+- `alive` is false only from the loss of an engine until it holds a call again or LOG names another, or none: a call that
   waits for an engine is a queue, and its client is told so by pings; an engine that doesn't answer is silence;
 - once storing has begun a call ends with its record, whoever wants it stopped.
 """
@@ -28,15 +31,19 @@ import structlog
 from schemas.errors import EngineError, GyreError
 from services.proxy.conversation import Request
 from services.proxy.encoder import Stop
-from services.proxy.engine import EngineLost, Engines, Sampled, StaleEpoch
+from services.proxy.engine import EngineFailed, EngineLost, Engines, Sampled, StaleEpoch
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
 from services.proxy.tree import Node, Place, encode_ids
 
-LOST_TRIES = 6
-"""Calls of an engine that may be lost in a row, without a token, before the harness is told to come back."""
+FAILED_TRIES = 6
+"""Answers in a row, without a token, that say the engine failed; then the harness is told to come back."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+LONGEST_WAIT_S = 5.0
+"""Between two looks for an engine that is gone. One that LOG sees joining is looked for at once."""
+HOLDS_S = 6.0
+"""A lost engine lives again when it has held a call so long: what is nowhere fails to connect sooner."""
 LEAVE_S = 10.0
 """Seconds that a source has to give up a call that moves; then the call starts at the target from what is known."""
 
@@ -88,13 +95,15 @@ class Flight:
         self.refused: Refused | None = None
         self.clients = 0
         self.alive = True
-        """False while an engine that was lost is neither asked again nor replaced: no pings go out then."""
+        """False while an engine that was lost neither holds this call again nor is replaced: no pings go out then."""
         self.cell = ""
         """Engine that answers, or answered."""
         self._tries = 0
         self._storing = False
         self._why: Refused | None = None
         self._at_engine: tuple[Route, str] | None = None
+        self._lost: Route | None = None
+        """Where an engine was lost last."""
         self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run(), name=f"call {execution} {request.digest[:8]}")
         self._task.add_done_callback(self._finish)
@@ -167,7 +176,7 @@ class Flight:
 
     async def _generate(self) -> Sampled:
         sampled = Sampled()
-        lost = 0
+        lost = failed = 0
         while True:
             route = await self._route()
             failure = None
@@ -180,7 +189,7 @@ class Flight:
                 await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S * 5)
                 continue
             except EngineLost as error:
-                self.alive = False
+                self.alive, self._lost = False, route
                 failure = error
             else:
                 sampled.extend(part)
@@ -190,14 +199,17 @@ class Flight:
                     failure = EngineLost("the engine aborts the call again and again", where=route.cell)
             # What happens to a call at a cell that it leaves says nothing about the next one.
             if self._routes.of(self.execution) != route:
-                lost = 0
+                lost = failed = 0
                 continue
             lost = lost + 1 if failure else 0
+            failed = failed + 1 if isinstance(failure, EngineFailed) else 0
             if failure:
                 log.info("call lost", execution=self.execution, what=str(failure), lost=lost)
-                if lost >= LOST_TRIES:
+                if failed == FAILED_TRIES:
                     raise failure
-            pause = min(FIRST_PAUSE_S * 2 ** max(0, lost - 1), LONGEST_PAUSE_S)
+            if (left_s := self._left_s()) <= 0:
+                raise self._unserved()
+            pause = min(FIRST_PAUSE_S * 2.0 ** min(max(0, lost - 1), 16), LONGEST_WAIT_S, left_s)
             await self._routes.wait_for_change(self.execution, route, pause)
 
     def _complete(self, sampled: Sampled) -> bool:
@@ -237,7 +249,9 @@ class Flight:
         self._tries += 1
         # Of one length, because SGLang aborts by prefix; a new one each time, because it refuses a live one twice.
         rid = hashlib.blake2b(f"{self._rid_seed}/{self._tries}".encode(), digest_size=16).hexdigest()
-        self.alive, self.cell, self._at_engine = True, route.cell, (route, rid)
+        self.cell, self._at_engine = route.cell, (route, rid)
+        self.alive = self.alive or route != self._lost
+        holds = asyncio.get_running_loop().call_later(HOLDS_S, self._hold)
         answer = asyncio.create_task(
             self._engines.generate(
                 route,
@@ -257,6 +271,7 @@ class Flight:
                     await self._leave(route, rid, answer)
             part = answer.result()
         finally:
+            holds.cancel()
             # What nobody waits for any more is over before this call goes on, and its error is seen.
             answer.cancel()
             if not answer.done():
@@ -265,6 +280,9 @@ class Flight:
                 answer.exception()
         self._at_engine = None
         return part
+
+    def _hold(self) -> None:
+        self.alive = True
 
     async def _leave(self, route: Route, rid: str, answer: asyncio.Task[Sampled]) -> None:
         """Abort at the source until the answer is there. Raises EngineLost where the source doesn't let go."""

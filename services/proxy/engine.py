@@ -1,7 +1,8 @@
 """A rollout cell as the proxy calls it: SGLang's `/generate` and `/abort_request`, with the epoch of the route.
 
-Foreign failures become three of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (no answer came, the
-call may be made again under a new rid) and EngineError (it will not work again either).
+Foreign failures become four of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (nobody is there to
+answer now, the call is made again under a new rid), EngineFailed (there was an answer, and it says that something broke: it
+may be this call that breaks it) and EngineError (it will not work again either).
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ class StaleEpoch(EngineError):
 
 class EngineLost(EngineError):
     """The connection failed, or the engine said that it cannot serve at the moment."""
+
+
+class EngineFailed(EngineLost):
+    """The engine is there and failed."""
+
+
+_NOT_NOW = (408, 429, 502, 503, 504)
+"""Of an engine that is busy or starting, and of a cell whose engine doesn't answer it."""
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -134,8 +143,10 @@ class Engines:
             raise EngineLost(str(error), where=route.cell) from error
         if status == 409:
             raise StaleEpoch(f"epoch {route.epoch} is not served", where=route.cell)
-        if status in (408, 429) or status >= 500:
+        if status in _NOT_NOW:
             raise EngineLost(f"HTTP {status}: {_said(data)}", where=route.cell)
+        if status >= 500:
+            raise EngineFailed(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status != 200:
             raise EngineError(f"HTTP {status}: {_said(data)}", where=route.cell)
         return read_answer(data, where=f"{route.cell}, rid {rid}")

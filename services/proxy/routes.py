@@ -38,6 +38,8 @@ class Routes:
     def __init__(self) -> None:
         self._routes: dict[str, tuple[int, str, int]] = {}
         self._urls: dict[str, str] = {}
+        self._joined: dict[str, int] = {}
+        """How often each cell has joined."""
         self._news: dict[str, asyncio.Event] = {}
         """Of the executions for which somebody waits."""
         self._moves: dict[str, dict[Move, None]] = {}
@@ -57,6 +59,7 @@ class Routes:
                 self._routes.pop(event.entity, None)
             case "cell.joined":
                 self._urls[event.entity] = event.data.url
+                self._joined[event.entity] = self._joined.get(event.entity, 0) + 1
                 self._tell(dict.fromkeys((*self._news, *self._moves)))
                 return
             case "cell.lost":
@@ -86,10 +89,11 @@ class Routes:
         return None if route is None or route.attempt < attempt or not route.url else route
 
     async def wait_for_change(self, execution: str, seen: Route, timeout_s: float) -> bool:
-        """Whether the route became another than `seen` within the time."""
+        """Whether the route became another than `seen` within the time, or its cell joined again."""
+        joined = self._joined.get(seen.cell)
         try:
             async with asyncio.timeout(timeout_s):
-                while self.of(execution) == seen:
+                while self.of(execution) == seen and self._joined.get(seen.cell) == joined:
                     await self._next(execution)
         except TimeoutError:
             return False

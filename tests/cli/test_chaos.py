@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from schemas import events as e
 from schemas import streams
 from schemas.config import Config
+from schemas.config_file import load
 from services.cli import logs
 from services.cli.chaos import processes
 from services.cli.chaos_hold import CHAOS
 from services.cli.chaos_plan import SPREAD, Killed, in_turn, last_hold, plan, position
 from services.cli.launch import Plan, launch
 from services.cli.places import Places
+from services.cli.plan import service_specs
 from services.cli.resuming import open_run
 from services.cli.run_command import closing, survived
 from services.mesh.clock import SystemClock
@@ -116,6 +118,15 @@ def test_engines_and_our_own_bus_are_processes_too() -> None:
     names = ["scheduler", "rollout-cell-0", "rollout-cell-1", "trainer-cell-0"]
     assert processes(names, own_bus=True) == [*names, "engine-cell-0", "engine-cell-1", "nats-server"]
     assert processes(["scheduler"], own_bus=False) == ["scheduler"]
+
+
+def test_each_of_several_proxies_is_killed() -> None:
+    root = Path(__file__).parents[2]
+    config = load(root / "examples" / "quickstart.toml", ["proxy.count=2"])
+    specs = service_specs(config, run="r-1", url="nats://x", state=root, here=root)
+    names = processes([spec.name for spec in specs], own_bus=True)
+    kills = {kill.process for kill in plan(names, seed=1, steps=config.steps, mu=config.scheduler.mu)}
+    assert kills == set(names) and {"proxy-0", "proxy-1"} < kills and "proxy" not in kills
 
 
 class Ending(Remembering):

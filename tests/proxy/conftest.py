@@ -156,6 +156,8 @@ class Engine:
             self.arrived.notify_all()
         if line == "stale":
             return web.json_response({"error": {"type": "stale_epoch"}}, status=409)
+        if line == "failed":
+            return web.json_response({"error": {"message": "out of memory"}}, status=500)
         if line == "lost":
             assert request.transport is not None
             request.transport.abort()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from schemas import events as e
 from schemas.records import CallRecord
 from services.mesh.clock import VirtualClock
+from services.proxy.calls import FAILED_TRIES
 from services.proxy.desk import Desk
 from services.proxy.routes import Routes
 from tests.proxy.conftest import EXECUTION, Engine, MakeWorld, World, body_of, parse_events, until
@@ -122,6 +125,56 @@ async def test_it_waits_no_longer_than_the_budget_of_its_execution(make_world: M
     await world.place("e-000001.02")
     async with world.post(body_of("hi"), execution="e-000001.02") as response:
         assert response.status == 503, "a cell that never serves again is no reason to wait longer"
+
+
+async def test_an_engine_that_is_gone_is_waited_for(make_world: MakeWorld, engine: Engine, monkeypatch: Any) -> None:
+    monkeypatch.setattr("services.proxy.calls.LONGEST_WAIT_S", 0.01)
+    world: World = await make_world()
+    engine.script += ["lost"] * (4 * FAILED_TRIES) + [engine.say("back")]
+    assert (await world.ask(body_of("hi")))["content"] == [{"type": "text", "text": "back"}]
+    assert len(await world.records()) == 1
+
+
+async def test_an_engine_that_stays_gone_is_waited_for_within_the_budget(make_world: MakeWorld, engine: Engine) -> None:
+    world: World = await make_world(budget_s=0.5)
+    await engine.stop()
+    async with world.post(body_of("hi")) as response:
+        assert response.status == 503
+        assert "while its budget lasted" in (await response.json())["error"]["message"]
+
+
+async def test_a_cell_that_joins_again_is_asked_at_once(
+    make_world: MakeWorld, engine: Engine, monkeypatch: Any
+) -> None:
+    for name in ("FIRST_PAUSE_S", "LONGEST_WAIT_S"):
+        monkeypatch.setattr(f"services.proxy.calls.{name}", 600.0)
+    world: World = await make_world()
+    engine.script += ["lost", engine.say("back")]
+    ask = asyncio.create_task(world.ask(body_of("hi")))
+    await engine.until(1)
+    await until(lambda: not world.flight().alive)
+    await world.join("cell-0", engine)
+    assert (await ask)["content"] == [{"type": "text", "text": "back"}]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+async def test_an_engine_that_was_gone_is_alive_when_it_holds_a_call(
+    make_world: MakeWorld, engine: Engine, monkeypatch: Any, holds: bool
+) -> None:
+    """Only then are there pings: each look for one that is nowhere takes a while, and is no sign of life."""
+    monkeypatch.setattr("services.proxy.calls.HOLDS_S", 0.01 if holds else 600.0)
+    world: World = await make_world()
+    engine.hold = True
+    engine.script += ["lost", engine.say("back")]
+    ask = asyncio.create_task(world.ask(body_of("hi")))
+    await engine.until(2)
+    flight = world.flight()
+    if holds:
+        await until(lambda: flight.alive)
+    else:
+        assert not flight.alive
+    engine.release.set()
+    await ask
 
 
 async def test_the_budget_begins_with_the_first_start() -> None:

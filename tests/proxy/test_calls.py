@@ -136,12 +136,12 @@ async def test_lost_connection_is_retried_under_a_new_rid(world: World, engine: 
     assert len(await world.records()) == 1
 
 
-async def test_an_engine_that_stays_lost_is_an_error_before_any_block(
+async def test_an_engine_that_fails_again_and_again_is_an_error_before_any_block(
     make_world: MakeWorld, engine: Engine, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("services.proxy.calls.LOST_TRIES", 2)
+    monkeypatch.setattr("services.proxy.calls.FAILED_TRIES", 2)
     world = await make_world()
-    engine.script += ["lost"] * 4
+    engine.script += ["failed"] * 4
     async with world.post(body_of("hi", stream=True)) as response:
         events = parse_events(await response.read())
     assert {event["type"] for event in events[:-1]} <= {"message_start", "ping"}

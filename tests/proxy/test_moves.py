@@ -11,7 +11,7 @@ import pytest
 
 from schemas.records import CallRecord
 from services.mesh.chat import ChatTokenizer
-from services.proxy.calls import LOST_TRIES
+from services.proxy.calls import FAILED_TRIES
 from tests.proxy.conftest import EXECUTION, World, body_of, until
 from tests.proxy.players import Play, Player
 
@@ -205,10 +205,10 @@ async def test_an_abort_at_the_bound_of_the_length_is_the_final_answer(stage: St
 
 async def test_moves_without_a_token_are_no_failures(stage: Stage) -> None:
     ask = asyncio.create_task(stage.world.ask(body_of("hi")))
-    for turn in range(LOST_TRIES + 3):
+    for turn in range(FAILED_TRIES + 3):
         await stage.players[turn % 3].until(turn // 3 + 1)
         await stage.move(turn % 3, (turn + 1) % 3)
-    stage.players[(LOST_TRIES + 3) % 3].release.set()
+    stage.players[(FAILED_TRIES + 3) % 3].release.set()
     await ask
     assert {known for player in range(3) for known in stage.known(player)} == {0}
     assert len((await stage.record()).versions) == 1
