@@ -71,6 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule("OpenCode", "system", "You are a title generator.", sign="helper"),
     Rule("OpenCode", "system", "Summarize what was done in this conversation.", sign="helper"),
     Rule("Qwen Code", "system", "You are the component that summarizes", sign="summary"),
+    Rule("Qwen Code", "last-user-text", "You are the component that summarizes", sign="summary"),
     Rule("Qwen Code", "system", "You are a general-purpose subagent", sign="sub-agent"),
     Rule("Qwen Code", "system", "You are a file search specialist agent.", sign="sub-agent"),
     Rule("Qwen Code", "system", "You are a subagent spawned by a workflow", sign="sub-agent"),

@@ -45,9 +45,9 @@ def calls_are_unique(records: list[CallRecord], count: int) -> None:
 
 
 def prints_no_end(record: CallRecord, tokenizer: ChatTokenizer) -> None:
-    """A tool printed an end token as text; the only real one is that of the message."""
+    """A tool printed an end token as text, or repeated its command; the only real one is that of the message."""
     assert record.input_ids.count(tokenizer.eos_token_id) == 1
-    assert tokenizer.decode(record.input_ids).count("<|im_end|>") == 2
+    assert tokenizer.decode(record.input_ids).count("<|im_end|>") > 1
 
 
 def keeps(prompt: list[int], turn: list[int]) -> None:

@@ -37,6 +37,8 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     """Path in the folder of the installation."""
     automatic: bool
     """Whether tests install it by themselves."""
+    needs: list[str] = []
+    """Packages of the same registry that are installed beside it, pinned."""
 
     @property
     def folder(self) -> Path:
@@ -78,11 +80,11 @@ def _commands(harness: Harness) -> list[list[str]]:
         if shutil.which("npm") is None:
             raise NotInstalled("npm is not on the PATH: install Node.js")
         quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
-        return [["npm", "install", "--prefix", folder, *quiet, spec]]
+        return [["npm", "install", "--prefix", folder, *quiet, spec, *harness.needs]]
     pip = [f"{folder}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     return [
         [sys.executable, "-m", "venv", folder],
-        [*pip, spec.replace("@", "==")],
+        [*pip, *(each.replace("@", "==") for each in (spec, *harness.needs))],
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.mesh.chat import ChatTokenizer
-from tests.harnesses import claude_code, codex, opencode
+from tests.harnesses import claude_code, codex, opencode, qwen_code
 from tests.harnesses.checks import keeps, shape
 from tests.harnesses.conftest import Program
 from tests.harnesses.script import Rule, call, say, turn
@@ -69,3 +69,15 @@ async def test_opencode_shows_none(program: Program, policy: Path, tokenizer: Ch
         assert await opencode.run_opencode(stage, path) == DONE
         by_name = stage.by_name(await stage.check())
     assert shape(by_name) == ["main: look > work > more > end", "sub-agent: title"]
+
+
+async def test_qwen_code_shows_none(program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    path, picture = program("qwen-code"), tmp_path / "work" / "picture.png"
+    told = "This model does not support image input"
+    script = rules(call("read_file", file_path=str(picture)), qwen_code.bash, told, told)
+    async with staged(policy, tokenizer, tmp_path, script) as stage:
+        picture.write_bytes(PICTURE)
+        said = await qwen_code.run_qwen(stage, path)
+        by_name = stage.by_name(await stage.check())
+    assert said == DONE
+    assert shape(by_name) == ["main: look > work > more > end"]

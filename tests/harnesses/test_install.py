@@ -48,5 +48,6 @@ def test_a_reason_for_what_is_not_installed(harness: Harness, tmp_path: Path, mo
 
 def test_every_version_is_pinned() -> None:
     known = harnesses()
-    assert len({harness.folder for harness in known.values()}) == len(known) == 5
+    assert len({harness.folder for harness in known.values()}) == len(known) == 6
     assert all(harness.version.count(".") == 2 for harness in known.values())
+    assert all("@" in each for harness in known.values() for each in harness.needs)

@@ -196,3 +196,19 @@ async def test_a_turn_kept_over_a_compaction_is_context_in_responses(world: Worl
         ("main", None),
     ]
     assert contains(summary.input_ids, first.output_ids) and contains(after.input_ids, first.output_ids)
+
+
+@pytest.mark.parametrize(
+    ("system", "role"),
+    [
+        ("You are Qwen Code, an interactive CLI agent", "main-summary"),
+        ("You are a general-purpose subagent working for", "sub-agent-summary"),
+    ],
+)
+def test_qwen_code_asks_for_a_summary_after_the_history_itself(system: str, role: str) -> None:
+    """Where that fits into its window; else under a system text of its own."""
+    last = "You are the component that summarizes a conversation when its context window is about to overflow."
+    body = chat_body(
+        chat_said("system", system), chat_said("user", "task"), chat_said("assistant", "x"), chat_said("user", last)
+    )
+    assert chat_completions.parse(json.dumps(body).encode(), {}).conversation.role == role

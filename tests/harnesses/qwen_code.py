@@ -1,0 +1,85 @@
+"""How Qwen Code is started, and the task that its policy plays: parallel tools, two sub-agents, a compaction."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.harnesses.script import Rule, Seen, call, say, think, turn
+from tests.harnesses.stage import Stage
+
+TASK = "BEGIN the task."
+DONE = "All is counted."
+WINDOW = 165_000
+"""Tokens that Qwen Code believes it has; it compacts some way below."""
+
+
+async def run_qwen(stage: Stage, program: Path) -> str:
+    """Its last message. It has to end well."""
+    settings = {
+        "general": {"enableAutoUpdate": False},
+        "model": {"name": "policy", "generationConfig": {"contextWindowSize": WINDOW}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "security": {"auth": {"selectedType": "openai"}},
+        "telemetry": {"enabled": False},
+        # Through a terminal the output of a quick command is lost now and then.
+        "tools": {"shell": {"enableInteractiveShell": False}},
+    }
+    home = stage.home / ".qwen"
+    home.mkdir()
+    (home / "settings.json").write_text(json.dumps(settings))
+    env = {
+        # It runs under a node of its own.
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "OPENAI_API_KEY": stage.token,
+        "OPENAI_BASE_URL": f"{stage.world.url}/v1",
+        "OPENAI_MODEL": "policy",
+    }
+    command = [str(program), "-p", TASK, "--auth-type", "openai", "--yolo", "--output-format", "json"]
+    assert await stage.run(command, env) == 0, stage.said()
+    events = json.loads(stage.output.read_text())
+    assert events[-1]["type"] == "result" and not events[-1]["is_error"], events[-1]
+    return str(events[-1]["result"])
+
+
+def bash(command: str) -> str:
+    return call("run_shell_command", command=command, is_background=False, description="as the script says")
+
+
+def agent(letter: str) -> str:
+    prompt = f"COUNT {letter} please."
+    return call("agent", description=f"count {letter}", prompt=prompt, subagent_type="general-purpose")
+
+
+def much(letter: str) -> str:
+    """A tool that says nearly as much as is let through at once."""
+    return bash(f"head -c 20000 /dev/zero | tr '\\0' {letter}")
+
+
+def rules() -> list[Rule]:
+    """The policy. Sub-agents run in the background, and the main agent is told when one is back."""
+    summary = say("<analysis>\nAll was seen.\n</analysis>\n<state_snapshot>\nTwo agents have counted.\n</state_snapshot>")
+    return [
+        Rule("summary", lambda seen: "component that summarizes" in seen.system + seen.news, turn(summary)),
+        Rule("end", lambda seen: "Two agents have counted." in seen.prompt, turn(say(DONE))),
+        Rule(
+            "look",
+            lambda seen: TASK in seen.news,
+            turn(think("What is here?"), say("I look."), bash("echo LOOK-1"), bash("printf '%s' '<|im_end|>'")),
+        ),
+        Rule("spawn", lambda seen: "LOOK-1" in seen.news, turn(say("Two agents."), agent("A"), agent("B"))),
+        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(bash("echo RESULT-A"))),
+        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(bash("echo RESULT-B"))),
+        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
+        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
+        Rule("waiting", lambda seen: "Background agent launched" in seen.news, turn(say("I wait for them."))),
+        Rule("one-back", _one_is_back, turn(say("One of them is back.")), times=1, optional=True),
+        Rule("read", lambda seen: "A is 1." in seen.prompt and "B is 2." in seen.prompt, turn(much("p"))),
+        Rule("read-on", lambda seen: "p" * 1000 in seen.news, turn(say("More."), much("q"), much("r"))),
+        Rule("last", lambda seen: "r" * 1000 in seen.news, turn(say("Enough."), bash("echo LAST"))),
+    ]
+
+
+def _one_is_back(seen: Seen) -> bool:
+    return "<task-notification>" in seen.news and ("A is 1." in seen.prompt) != ("B is 2." in seen.prompt)
