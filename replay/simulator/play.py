@@ -24,13 +24,11 @@ from replay.logfile import Manifest
 from replay.logwriter import LogWriter
 from replay.simulator.answers import Answers
 from replay.simulator.world import Facts
-from schemas import streams
 from schemas.config import Config
 from schemas.envelope import Decision, Event
 from schemas.errors import GyreError
 from schemas.ids import decision_id
 from services.mesh import codec
-from services.mesh.bus import MSG_ID, Stored
 from services.mesh.decider import Driver
 from services.packer.core.packing import Packer
 from services.scheduler.decider import Scheduler
@@ -153,7 +151,7 @@ class Play:
         """The log as a file, which `gyre check` and `gyre replay` read. Needs `keep`."""
         with LogWriter(path) as writer:
             for event in self.events:
-                writer.add(self.stored(event))
+                writer.add(codec.stored(event, run=self.name))
             return writer.finish()
 
     def _take(self, event: Event) -> None:
@@ -217,27 +215,3 @@ class Play:
 
     def _timers(self, owner: str) -> dict[str, tuple[str, int]]:
         return next(each.decider.timers(each.state) for each in self._drivers if each.decider.name == owner)
-
-    def stored(self, event: Event) -> Stored:
-        """The event as it would lie in the stream."""
-        run = self.name
-        headers = codec.headers(
-            id=event.id, run=run, kind=event.kind, entity=event.entity, owner=event.owner, time_us=event.time_us
-        )
-        data = codec.encode(
-            id=event.id,
-            run=run,
-            kind=event.kind,
-            entity=event.entity,
-            owner=event.owner,
-            instance=event.instance,
-            causation=event.causation,
-            data=event.data,
-        )
-        return Stored(
-            seq=event.seq,
-            time_us=event.time_us,
-            subject=streams.subject(run, event.owner, event.kind, event.entity),
-            headers={**headers, MSG_ID: event.id},
-            data=data,
-        )

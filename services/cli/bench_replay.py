@@ -27,6 +27,7 @@ from schemas.envelope import Event
 from schemas.errors import GyreError
 from services.cli.figures import machine
 from services.cli.output import say, say_json
+from services.mesh import codec
 from services.mesh.decider import Driver
 
 SHARE = 0.5
@@ -115,7 +116,7 @@ def simulated(path: Path, events: int) -> None:
 
         def write(event: Event) -> None:
             nonlocal left
-            writer.add(simulation.stored(event))
+            writer.add(codec.stored(event, run=simulation.name))
             left -= 1
             if not left:
                 raise _Enough

@@ -22,6 +22,7 @@ from replay.simulator.scenario import FOLDER, find, load
 from schemas.envelope import Event
 from services.cli.figures import machine
 from services.cli.output import say, say_json, table
+from services.mesh import codec
 
 HOURS_A_SECOND = 1.0
 """Virtual hours that are replayed in a second of a processor, at least."""
@@ -97,7 +98,7 @@ def play(name: str, seed: int, path: Path) -> Played:
     with LogWriter(path) as writer:
 
         def write(event: Event) -> None:
-            writer.add(simulation.stored(event))
+            writer.add(codec.stored(event, run=simulation.name))
 
         simulation = Simulation(scenario, seed=seed, watchers=[write])
         outcome = simulation.run()

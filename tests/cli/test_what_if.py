@@ -11,6 +11,7 @@ from replay.logfile import read_events
 from replay.logwriter import LogWriter
 from schemas.errors import ConfigError, GyreError
 from services.cli.app import app
+from services.mesh import codec
 from tests.replay.whatif.simulated import simulated
 
 
@@ -84,7 +85,7 @@ def test_a_recording_without_a_step_is_answered_as_far_as_it_goes(
     short = tmp_path / "short.gyre"
     with LogWriter(short) as writer:
         for event in run.events[: 1 + next(at for at, each in enumerate(run.events) if each.kind == last)]:
-            writer.add(run.stored(event))
+            writer.add(codec.stored(event, run=run.name))
         writer.finish()
     assert "0 steps recorded" in said(capsys, "replay", short, "--with", "rho_min=0.5")
     rows = said(capsys, "replay", short, "--sweep", "rho_min=0.5,0.9", "-o", tmp_path / "sweep.svg").splitlines()

@@ -1,4 +1,4 @@
-"""An engine that plays a script: the HTTP face of SGLang's `/generate` and `/abort_request`, with a cell's epochs.
+"""An engine that plays a script behind the face of a cell (`tests.proxy.engines`), with its epochs.
 
 As SGLang does, and as the proxy has to bear: unknown keys are refused, a live rid is refused twice, an abort takes every
 rid that begins so and finds nothing without a word, a prompt with no room for what is asked is a 400, a caller that
@@ -16,6 +16,7 @@ from aiohttp import web
 
 from schemas.records import VersionSpan
 from tests.harnesses.script import Play, Script
+from tests.proxy.engines import Face, answer_of
 
 _KEYS = {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}
 _SAMPLING = {
@@ -49,10 +50,11 @@ Hold = Callable[[Play, int], int | None]
 """Of an answer, and how much of it is there already: where an engine stops and waits; None: nowhere."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Face):
     """`hold` decides where calls wait; `held` gets those that do."""
 
     def __init__(self, cell: str, script: Script, *, version: int, context_length: int) -> None:
+        super().__init__()
         self.cell, self.script, self.version, self.context_length = cell, script, version, context_length
         self.hold: Hold = lambda play, start: None
         self.held: asyncio.Queue[Live] = asyncio.Queue()
@@ -61,24 +63,10 @@ class ScriptedEngine:
         self.aborts: list[str] = []
         self.min_epoch = 0
         """Calls of older epochs are refused."""
-        self.url = ""
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> ScriptedEngine:
-        app = web.Application(client_max_size=256 << 20)
-        app.router.add_post("/generate", self._generate)
-        app.router.add_post("/abort_request", self._abort)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
-        return self
 
     async def stop(self) -> None:
         self.end_all("release")
-        if self._runner:
-            await self._runner.cleanup()
+        await super().stop()
 
     def end_all(self, how: End) -> None:
         for live in list(self.live.values()):
@@ -137,18 +125,9 @@ class ScriptedEngine:
         elif at == len(play.ids) and play.finish == "stop":
             finish = {"type": "stop", "matched": ids[-1]}
         play.parts.append((self.cell, VersionSpan(version=self.version, start=start, end=at)))
-        return {
-            "text": "",
-            "output_ids": ids,
-            "meta_info": {
-                "id": live.rid,
-                "finish_reason": finish,
-                "prompt_tokens": len(play.prompt) + start,
-                "completion_tokens": len(ids),
-                "weight_version": str(self.version),
-                "output_token_logprobs": [[play.logprob(start + i), token, None] for i, token in enumerate(ids)],
-            },
-        }
+        logprobs = [play.logprob(start + i) for i in range(len(ids))]
+        prompt_tokens = len(play.prompt) + start
+        return answer_of(ids, logprobs, finish=finish, version=self.version, id=live.rid, prompt_tokens=prompt_tokens)
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

@@ -22,7 +22,7 @@ from services.mesh.tokens import make_token
 from tests.harnesses.engine import Live, ScriptedEngine
 from tests.harnesses.sandbox import Sandbox, started
 from tests.harnesses.script import Play, Rule, Script
-from tests.proxy.conftest import EXECUTION, SECRET, World, until
+from tests.proxy.world import EXECUTION, SECRET, World, until
 
 ENGINES = 3
 CONTEXT = 4_000_000

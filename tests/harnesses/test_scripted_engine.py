@@ -12,7 +12,7 @@ import pytest
 from services.mesh.chat import ChatTokenizer
 from tests.harnesses.script import Rule, Seen, call, say, think, turn
 from tests.harnesses.stage import Mover, Stage, staged
-from tests.proxy.conftest import body_of, result_of
+from tests.proxy.bodies import body_of, result_of
 
 LONG = "An answer that several engines give, a part each."
 

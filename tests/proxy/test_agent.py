@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from schemas.records import CallRecord
-from tests.proxy.conftest import Engine, World, call_text
+from tests.proxy.bodies import call_text
+from tests.proxy.engines import Engine
+from tests.proxy.world import World
 
 AGENT = Path(__file__).parents[2] / "examples" / "quickstart" / "agent.py"
 

@@ -12,7 +12,7 @@ from services.proxy.dialects import anthropic
 from services.proxy.dialects.anthropic import error, parse
 from services.proxy.dialects.dialect import Answer
 from services.proxy.refusal import Refused
-from tests.proxy.conftest import assemble, body_of, parse_events
+from tests.proxy.bodies import assemble, body_of, parse_events
 
 
 def parsed(body: Any, headers: dict[str, str] | None = None) -> Any:

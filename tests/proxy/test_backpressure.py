@@ -16,7 +16,10 @@ from services.mesh.clock import VirtualClock
 from services.proxy.calls import FAILED_TRIES
 from services.proxy.desk import Desk
 from services.proxy.routes import Routes
-from tests.proxy.conftest import EXECUTION, Engine, MakeWorld, World, body_of, parse_events, until
+from tests.proxy.bodies import body_of, parse_events
+from tests.proxy.conftest import MakeWorld
+from tests.proxy.engines import Engine
+from tests.proxy.world import EXECUTION, World, until
 from tests.replay.recorded import event
 
 OTHER = "e-000001.01"

@@ -12,17 +12,10 @@ from schemas.events import ExecutionDispatched
 from schemas.ids import held_out_id, measurement_id
 from schemas.records import CallRecord, Delivery
 from services.mesh.chat import ChatTokenizer
-from tests.proxy.conftest import (
-    EXECUTION,
-    Engine,
-    MakeWorld,
-    World,
-    body_of,
-    call_text,
-    parse_events,
-    result_of,
-    until,
-)
+from tests.proxy.bodies import body_of, call_text, parse_events, result_of
+from tests.proxy.conftest import MakeWorld
+from tests.proxy.engines import Engine
+from tests.proxy.world import EXECUTION, World, until
 
 
 def prompts(records: list[Any]) -> dict[str, list[int]]:

@@ -14,7 +14,10 @@ from services.proxy.conversation import Call, Message, Result, Text, Thinking
 from services.proxy.dialects import chat_completions as chat
 from services.proxy.dialects.dialect import Answer
 from services.proxy.refusal import Refused, prompt_too_long
-from tests.proxy.conftest import Engine, MakeWorld, World, call_text
+from tests.proxy.bodies import call_text
+from tests.proxy.conftest import MakeWorld
+from tests.proxy.engines import Engine
+from tests.proxy.world import World
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}}]

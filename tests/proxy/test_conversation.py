@@ -21,7 +21,7 @@ from services.proxy.conversation import (
 )
 from services.proxy.dialects.anthropic import parse
 from services.proxy.transcript import Transcript
-from tests.proxy.conftest import body_of
+from tests.proxy.bodies import body_of
 
 numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
 values = st.recursive(

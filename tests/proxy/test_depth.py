@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Engine, World
+from tests.proxy.engines import Engine
+from tests.proxy.world import World
 
 SCHEMA = {"type": "object", "properties": {}}
 

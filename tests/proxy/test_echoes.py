@@ -14,15 +14,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from schemas.ids import call_id
-from schemas.records import CallRecord, VersionSpan
 from services.mesh.chat import ChatTokenizer
-from services.proxy.conversation import Message, Result, encode_blocks, link
-from services.proxy.dialects.dialect import Answer, Dialect
+from services.proxy.conversation import Result
+from services.proxy.dialects.dialect import Dialect
 from services.proxy.encoder import Encoder
 from services.proxy.endpoints import DIALECTS
-from services.proxy.tree import Place, Tree, answer_key
-from tests.proxy.conftest import EXECUTION, assemble, call_text, parse_events
+from services.proxy.tree import Place
+from tests.proxy.bodies import assemble, call_text, parse_events
+from tests.proxy.recording import Recorder
 from tests.proxy.test_chat_completions import assemble as assemble_chunks
 from tests.proxy.test_conversation import arguments, javascript
 from tests.proxy.test_responses import assemble as assemble_response
@@ -135,41 +134,6 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="<\ufeff"), max_
 calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3)
 
 
-def recorded(
-    dialect: Dialect, tree: Tree, encoder: Encoder, tokenizer: ChatTokenizer, body: JSON, said: str, finish: Any
-) -> tuple[CallRecord, Answer]:
-    """The answer to a request, recorded, as the dialect gets it."""
-    request = dialect.parse(json.dumps(body).encode(), {})
-    place = tree.place(request.conversation)
-    new = encoder.new_ids(request.conversation, place)
-    ids = tokenizer.encode(said) + ([tokenizer.eos_token_id] if finish == "stop" else [])
-    call = call_id(EXECUTION, 0, tree.next_index)
-    blocks = encoder.parse(ids, new, call=call, calls_allowed=True)
-    turn = Message(role="assistant", blocks=blocks)
-    record = CallRecord(
-        call=call,
-        execution=EXECUTION,
-        attempt=0,
-        index=tree.next_index,
-        parent=place.parent.call if place.parent else None,
-        input_ids=new,
-        output_ids=ids,
-        logprobs=[0.0] * len(ids),
-        versions=[VersionSpan(version=0, start=0, end=len(ids))],
-        temperature=1.0,
-        finish=finish,
-        cell="cell-0",
-        role="main",
-        request=request.digest,
-        prefix=link(place.chain, answer_key(call, turn)).hex(),
-        answer=encode_blocks(blocks),
-    )
-    tree.add(record, turn)
-    return record, Answer(
-        asked=request, blocks=blocks, finish=finish, prompt_tokens=len(new), output_tokens=len(ids), created=1
-    )
-
-
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), words, words, calls, st.booleans(), st.booleans())
@@ -186,14 +150,14 @@ def test_a_turn_that_comes_back_is_the_recorded_one(
 ) -> None:
     said = f"<think>\n{thought}\n</think>\n\n" if thought.strip() else ""
     said += text + "\n" + "\n".join(call_text(name, given) for name, given in called)
-    tree, body = Tree(), first(dialect)
-    record, answer = recorded(dialect, tree, encoder, tokenizer, body, said, "length" if cut else "stop")
+    recorder, body = Recorder(encoder, tokenizer), first(dialect)
+    record, answer = recorder.answer(dialect, body, said, "length" if cut else "stop")
     # A harness drops a turn that says nothing it keeps: that makes a sibling, whatever we do.
     assume(answer.text or answer.calls or (keeps and answer.thoughts))
     opening = dialect.opening(answer.asked, answer.prompt_tokens, 1) if dialect.opening else b""
     echo = HARNESSES[dialect.name](data.draw, body, opening + dialect.ping + dialect.rest(answer), keeps)
     conversation = dialect.parse(json.dumps(echo).encode(), {}).conversation
-    place: Place = tree.place(conversation)
+    place: Place = recorder.tree.place(conversation)
     assert place.parent is not None and place.parent.call == record.call
     (turn,) = place.rest
     results = [block.content for block in turn.message.blocks if isinstance(block, Result)]
@@ -208,12 +172,12 @@ def test_a_turn_that_comes_back_is_the_recorded_one(
 def test_a_call_that_was_cut_off_in_a_blank_comes_back_trimmed(
     dialect: Dialect, encoder: Encoder, tokenizer: ChatTokenizer
 ) -> None:
-    tree, body = Tree(), first(dialect)
+    recorder, body = Recorder(encoder, tokenizer), first(dialect)
     said = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls '
-    record, answer = recorded(dialect, tree, encoder, tokenizer, body, said, "length")
+    record, answer = recorder.answer(dialect, body, said, "length")
     assert answer.text == answer.text.strip() != ""
     echo = {"role": "assistant", "content": answer.text}
     key = "input" if dialect is RESPONSES else "messages"
     follow = {**body, key: [*body[key], echo, {"role": "user", "content": "on"}]}
-    place = tree.place(dialect.parse(json.dumps(follow).encode(), {}).conversation)
+    place = recorder.tree.place(dialect.parse(json.dumps(follow).encode(), {}).conversation)
     assert place.parent is not None and place.parent.call == record.call

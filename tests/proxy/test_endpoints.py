@@ -14,7 +14,9 @@ from services.proxy.conversation import Text, decode_blocks
 from services.proxy.desk import Desk
 from services.proxy.dialects.dialect import Dialect
 from services.proxy.endpoints import DIALECTS, Endpoints
-from tests.proxy.conftest import Engine, World, call_text
+from tests.proxy.bodies import call_text
+from tests.proxy.engines import Engine
+from tests.proxy.world import World
 
 
 async def test_a_client_that_left_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,9 +23,10 @@ from services.proxy.encoder import Encoder
 from services.proxy.endpoints import DIALECTS
 from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
-from services.proxy.tree import Tree
-from tests.proxy.conftest import Engine, World, call_text
-from tests.proxy.test_echoes import recorded
+from tests.proxy.bodies import call_text
+from tests.proxy.engines import Engine
+from tests.proxy.recording import Recorder
+from tests.proxy.world import World
 
 EXAMPLES = int(os.environ.get("GYRE_FUZZ", "0"))
 OVER_HTTP = 120
@@ -217,8 +218,7 @@ def test_every_request_is_rendered_and_answered_or_refused(
         return
     # Whatever was asked before, in whatever format.
     assert dialect.parse(raw, headers, MEMORY) == asked
-    tree = Tree()
-    record, answer = recorded(dialect, tree, encoder, tokenizer, body, data.draw(st.sampled_from(SAID)), "stop")
+    record, answer = Recorder(encoder, tokenizer).answer(dialect, body, data.draw(st.sampled_from(SAID)), "stop")
     assert decode_blocks(record.answer) == answer.blocks
     json.dumps(dialect.whole(answer), allow_nan=False)
     stream = (dialect.opening(asked, 1, 1) if dialect.opening else b"") + dialect.ping + dialect.rest(answer)

@@ -22,8 +22,10 @@ from services.proxy.dialects.dialect import Answer
 from services.proxy.encoder import Encoder
 from tests.proxy import test_chat_completions as chat
 from tests.proxy import test_responses as codex
-from tests.proxy.conftest import Engine, World, assemble, body_of, call_text, parse_events, result_of
+from tests.proxy.bodies import assemble, body_of, call_text, parse_events, result_of
+from tests.proxy.engines import Engine
 from tests.proxy.test_tree import Talk
+from tests.proxy.world import World
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "harness-bugs.md"

@@ -12,8 +12,9 @@ import pytest
 from schemas.records import CallRecord
 from services.mesh.chat import ChatTokenizer
 from services.proxy.calls import FAILED_TRIES
-from tests.proxy.conftest import EXECUTION, World, body_of, until
-from tests.proxy.players import Play, Player
+from tests.proxy.bodies import body_of
+from tests.proxy.engines import Play, Player
+from tests.proxy.world import EXECUTION, World, until
 
 TEXT = "A longer answer that is given by several engines."
 

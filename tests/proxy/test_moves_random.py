@@ -27,7 +27,8 @@ from services.proxy.encoder import Encoder
 from services.proxy.engine import EngineLost, Sampled, StaleEpoch
 from services.proxy.executions import Execution, Shared
 from services.proxy.routes import Route, Routes
-from tests.proxy.conftest import EXECUTION, RUN, body_of, configured
+from tests.proxy.bodies import body_of
+from tests.proxy.world import EXECUTION, RUN, configured
 
 CELLS = 3
 HARMS = 5

@@ -16,7 +16,9 @@ from schemas.records import CallRecord
 from services.mesh.chat import load_tokenizer
 from services.mesh.weights.layout import Qwen3Config
 from services.rollout.reference.model import initialise, load, save
-from tests.proxy.conftest import World, body_of, write_tokenizer
+from tests.proxy.bodies import body_of
+from tests.proxy.conftest import write_tokenizer
+from tests.proxy.world import World
 
 MOVE_AFTER = 12
 """Tokens that an engine has sampled at least before the call moves on."""

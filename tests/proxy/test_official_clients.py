@@ -9,7 +9,9 @@ import pytest
 
 from schemas.records import CallRecord
 from services.proxy.refusal import Refused
-from tests.proxy.conftest import Engine, World, call_text, until
+from tests.proxy.bodies import call_text
+from tests.proxy.engines import Engine
+from tests.proxy.world import World, until
 
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")

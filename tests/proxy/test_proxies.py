@@ -15,7 +15,9 @@ from schemas.records import CallRecord, Closed
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.tree_codec import digest_records
 from services.proxy.records import Ledger
-from tests.proxy.conftest import EXECUTION, RUN, Engine, World, body_of, call_text, result_of, until
+from tests.proxy.bodies import body_of, call_text, result_of
+from tests.proxy.engines import Engine
+from tests.proxy.world import EXECUTION, RUN, World, until
 
 
 class Pair:

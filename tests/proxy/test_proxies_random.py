@@ -30,8 +30,9 @@ from services.proxy.executions import Execution, Shared
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
 from services.proxy.tree import Node
-from tests.proxy.conftest import EXECUTION, RUN, body_of, configured
+from tests.proxy.bodies import body_of
 from tests.proxy.test_moves_random import event, turns
+from tests.proxy.world import EXECUTION, RUN, configured
 
 PROXIES = 3
 

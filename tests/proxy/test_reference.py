@@ -15,7 +15,9 @@ from schemas.records import CallRecord
 from services.mesh.chat import load_tokenizer
 from services.mesh.weights.layout import Qwen3Config
 from services.rollout.reference.model import initialise, save
-from tests.proxy.conftest import World, body_of, result_of, write_tokenizer
+from tests.proxy.bodies import body_of, result_of
+from tests.proxy.conftest import write_tokenizer
+from tests.proxy.world import World
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from services.proxy.dialects import responses
 from services.proxy.dialects import responses_answer as answers
 from services.proxy.dialects.dialect import Answer
 from services.proxy.refusal import Refused, prompt_too_long
-from tests.proxy.conftest import Engine, World, call_text
+from tests.proxy.bodies import call_text
+from tests.proxy.engines import Engine
+from tests.proxy.world import World
 
 PATH = "/v1/responses"
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}

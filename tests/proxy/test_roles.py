@@ -10,11 +10,12 @@ import pytest
 from schemas.records import CallRecord
 from services.proxy.dialects import anthropic, chat_completions, responses
 from services.proxy.roles import RULES, Asker, classify
-from tests.proxy.conftest import Engine, World
+from tests.proxy.engines import Engine
 from tests.proxy.test_chat_completions import body_of as chat_body
 from tests.proxy.test_chat_completions import said as chat_said
 from tests.proxy.test_responses import body_of as responses_body
 from tests.proxy.test_responses import said as item
+from tests.proxy.world import World
 
 CRITICAL = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
 CHECKPOINT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."

@@ -18,7 +18,9 @@ from services.mesh.nats_bus import connect
 from services.mesh.server import NatsServer
 from services.mesh.tree_codec import digest_records
 from services.proxy.records import Ledger
-from tests.proxy.conftest import EXECUTION, RUN, Engine, World, body_of, call_text, result_of, until
+from tests.proxy.bodies import body_of, call_text, result_of
+from tests.proxy.engines import Engine
+from tests.proxy.world import EXECUTION, RUN, World, until
 
 
 async def check_seal(world: World, sealed: ExecutionSealed, execution: str = EXECUTION, attempt: int = 0) -> None:
@@ -203,7 +205,7 @@ async def test_on_a_real_server(
 ) -> None:
     """The same over JetStream: a call, a restart, a repetition, a seal."""
     run = f"r-proxy-real-{next(_runs)}"
-    monkeypatch.setattr("tests.proxy.conftest.RUN", run)
+    monkeypatch.setattr("tests.proxy.world.RUN", run)
     world = World(policy, tmp_path)
     connections = []
 

@@ -15,10 +15,11 @@ from schemas.records import CallRecord
 from services.mesh.chat import ChatTokenizer
 from services.proxy.conversation import Block, Call, Text, Thinking
 from services.proxy.encoder import Encoder, Stop, cut_at, first_stop
-from tests.proxy.conftest import Engine, World, body_of, call_text
-from tests.proxy.players import Play, Player
+from tests.proxy.bodies import body_of, call_text
+from tests.proxy.engines import Engine, Play, Player
 from tests.proxy.test_chat_completions import body_of as chat_body
 from tests.proxy.test_chat_completions import said
+from tests.proxy.world import World
 
 
 async def the_record(world: World) -> CallRecord:

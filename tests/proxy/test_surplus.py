@@ -6,7 +6,9 @@ import asyncio
 
 from schemas.events import ExecutionCancelled
 from schemas.units import check
-from tests.proxy.conftest import EXECUTION, Engine, World, body_of
+from tests.proxy.bodies import body_of
+from tests.proxy.engines import Engine
+from tests.proxy.world import EXECUTION, World
 
 
 async def cancel(world: World, execution: str = EXECUTION) -> None:

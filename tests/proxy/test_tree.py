@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.ids import call_id
-from schemas.records import CallRecord, VersionSpan
+from schemas.records import CallRecord
 from services.mesh.chat import ChatTokenizer
 from services.mesh.tree_codec import decode_record, encode_record
-from services.proxy.conversation import Message, decode_blocks, encode_blocks, link
+from services.proxy.conversation import Message, decode_blocks
 from services.proxy.dialects.anthropic import parse
 from services.proxy.encoder import Encoder
 from services.proxy.memory import Memory
-from services.proxy.tree import Node, Tree, answer_key
-from tests.proxy.conftest import EXECUTION, body_of, call_text, result_of
+from services.proxy.tree import Node, Tree
+from tests.proxy.bodies import body_of, call_text, result_of
+from tests.proxy.recording import Recorder
 
 
 def token_ids(node: Node) -> list[int]:
@@ -29,12 +29,12 @@ def token_ids(node: Node) -> list[int]:
     return ids
 
 
-class Talk:
+class Talk(Recorder):
     """An execution without proxy and engine: asks, answers with given text, keeps the records."""
 
     def __init__(self, encoder: Encoder, tokenizer: ChatTokenizer) -> None:
-        self.encoder, self.tokenizer = encoder, tokenizer
-        self.tree, self.records, self.prompts = Tree(), list[CallRecord](), list[list[int]]()
+        super().__init__(encoder, tokenizer)
+        self.records, self.prompts = list[CallRecord](), list[list[int]]()
         self.memory = Memory()
 
     def ask(self, body: dict[str, Any], said: str, *, finish: Any = "stop", agent: str = "") -> list[dict[str, Any]]:
@@ -48,29 +48,7 @@ class Talk:
         assert place == forgetful.place(request.conversation)
         new = self.encoder.new_ids(request.conversation, place)
         self.prompts.append((token_ids(place.parent) if place.parent else []) + new)
-        ids = self.tokenizer.encode(said) + ([self.tokenizer.eos_token_id] if finish == "stop" else [])
-        call = call_id(EXECUTION, 0, self.tree.next_index)
-        blocks = self.encoder.parse(ids, new, call=call, calls_allowed=request.calls_allowed)
-        answer = Message(role="assistant", blocks=blocks)
-        record = CallRecord(
-            call=call,
-            execution=EXECUTION,
-            attempt=0,
-            index=self.tree.next_index,
-            parent=place.parent.call if place.parent else None,
-            input_ids=new,
-            output_ids=ids,
-            logprobs=[0.0] * len(ids),
-            versions=[VersionSpan(version=0, start=0, end=len(ids))],
-            temperature=1.0,
-            finish=finish,
-            cell="cell-0",
-            role="main",
-            request=request.digest,
-            prefix=link(place.chain, answer_key(call, answer)).hex(),
-            answer=encode_blocks(blocks),
-        )
-        self.tree.add(record, answer)
+        record, _ = self.record(request, place, new, said, finish, calls_allowed=request.calls_allowed)
         self.records.append(record)
         content: list[dict[str, Any]] = json.loads(record.answer)
         return content

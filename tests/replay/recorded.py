@@ -11,7 +11,6 @@ import msgspec
 from replay.logfile import Manifest
 from replay.logwriter import LogWriter
 from schemas import events as e
-from schemas import streams
 from schemas.envelope import Event
 from schemas.ids import decision_id
 from services.mesh import codec
@@ -76,23 +75,7 @@ def first(events: Iterable[Event], kind: str, *, after: int = 0) -> Event:
 
 
 def stored(each: Event) -> Stored:
-    data = codec.encode(
-        id=each.id,
-        run=RUN,
-        kind=each.kind,
-        entity=each.entity,
-        owner=each.owner,
-        instance=each.instance,
-        causation=each.causation,
-        data=each.data,
-    )
-    return Stored(
-        seq=each.seq,
-        subject=streams.subject(RUN, each.owner, each.kind, each.entity),
-        time_us=each.time_us,
-        headers={"Nats-Msg-Id": each.id},
-        data=data,
-    )
+    return codec.stored(each, run=RUN)
 
 
 def write(path: Path, events: Iterable[Event]) -> Manifest:
