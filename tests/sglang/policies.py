@@ -12,13 +12,23 @@ from pathlib import Path
 
 import torch
 
-from services.mesh.chat import TOKENIZER_FILE
+from services.mesh.chat import TOKENIZER_FILE, load_tokenizer
 from services.rollout.policy.__main__ import make
 from services.rollout.policy.warm_start import Recipe
 from services.rollout.reference.model import flatten, initialise, load, save, unflatten_into
 
-BRIEF = Recipe(careful_steps=40, sloppy_steps=4, careful_pool=300, sloppy_pool=50)
-"""Enough for well-formed calls, in a quarter of a minute."""
+BRIEF = Recipe(
+    hidden=64,
+    head_dim=16,
+    intermediate=192,
+    tokenizer_executions=100,
+    careful_steps=40,
+    sloppy_steps=4,
+    careful_pool=100,
+    sloppy_pool=20,
+    executions=8,
+)
+"""Enough for well-formed calls, in some seconds."""
 
 
 def taught(out: Path) -> Path:
@@ -28,9 +38,13 @@ def taught(out: Path) -> Path:
 
 
 def wide(out: Path, like: Path, *, seed: int) -> Path:
-    """Wider than usual, so that the distribution is far from uniform."""
+    """Wider than usual, so that the distribution is far from uniform; to end the turn is unlikely."""
     config = load(like).config
-    save(out, initialise(config, seed=seed, std=0.2), config)
+    model = initialise(config, seed=seed, std=0.2)
+    tokenizer = load_tokenizer(like)
+    with torch.no_grad():
+        model.head_weight[[tokenizer.eos_token_id, tokenizer.pad_token_id]] = 0.0
+    save(out, model, config)
     shutil.copy(like / TOKENIZER_FILE, out)
     return _readable(out)
 

@@ -25,8 +25,8 @@ from tests.sglang.install import PYTHON
 STUBS = Path(__file__).with_name("stubs")
 START_S = 240.0
 STOP_S = 10.0
-MARGIN = 8
-"""SGLang takes prompts of up to its context length less 7 tokens."""
+MARGIN = 6
+"""SGLang takes prompts of up to its context length less 7 tokens; the proxy sends up to its own less 1."""
 
 
 class Server:
@@ -62,6 +62,12 @@ class Server:
                 start_new_session=True,
                 preexec_fn=lambda: die_with(parent),  # noqa: PLW1509  there is one thread
             )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def wait_ready(self) -> None:
         """Until it takes requests. Raises AssertionError with the end of its log."""
