@@ -10,7 +10,7 @@ import openai
 
 from examples.quickstart.conversation import MAIN_SYSTEM, MAIN_TOOLS
 from examples.quickstart.make_tasks import INSTRUCTION
-from tests.proxy.conftest import World
+from tests.proxy.world import World
 
 Between = Callable[[], Awaitable[None]]
 

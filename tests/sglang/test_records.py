@@ -19,7 +19,8 @@ from schemas.events import CellJoined
 from services.mesh.http import HttpClient
 from services.proxy.engine import Engines
 from services.proxy.routes import Route
-from tests.proxy.conftest import World, body_of
+from tests.proxy.bodies import body_of
+from tests.proxy.world import World
 from tests.sglang import talks
 from tests.sglang.conftest import CONTEXT, Policies, Report
 from tests.sglang.scoring import Gap, Sequence, by_engine, by_model, sequences
