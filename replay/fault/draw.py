@@ -16,7 +16,7 @@ from replay.replayer import DECIDERS
 FAULTS = (16, 26)
 """Least and most faults of a plan."""
 
-SNAPSHOT_EVERY = (1, 5, 20, 500)
+SNAPSHOT_EVERY = (3, 10, 40, 500)
 """Inputs between two snapshots of one that decides."""
 
 _LONGEST_S = 4 * 3600.0

@@ -104,10 +104,11 @@ class Mesh:
         rng = random.Random(f"{self.setting.seed}:line:{name}")
         return Line(
             way_s=rng.uniform(0.000_1, 0.001),
-            delivery_s=rng.choice([0.000_2, 0.001, 0.005, 0.02]) * rng.uniform(0.5, 1.5) + self._lag_s(name),
+            delivery_s=rng.choice([0.001, 0.005, 0.02, 0.05]) * rng.uniform(0.5, 1.5) + self._lag_s(name),
             heartbeat_s=5.0,
             sits_out=True,
             carry=self._carry,
+            pause=self.loop.pause,
         )
 
     def _lag_s(self, name: str) -> float:

@@ -131,7 +131,9 @@ def run(code: Path, first: int, count: int, *, time_s: float = TIME_S, hash_seed
     if count < 1:
         return []
     command = [sys.executable, "-m", "replay.fault.catch", str(first), str(count)]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(code)}
+    # Before what is there already: packages may be found by it alone.
+    path = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
     try:
         done = subprocess.run(
             command, cwd=code, env=environment, capture_output=True, text=True, timeout=time_s, check=False

@@ -90,6 +90,20 @@ class Work(Generic[T]):
         return self._func(*self._args)
 
 
+class Pause:
+    """To be awaited by a task, once."""
+
+    __slots__ = ("_delay", "_loop")
+
+    def __init__(self, loop: VirtualLoop, delay: float) -> None:
+        self._loop, self._delay = loop, delay
+
+    def __await__(self) -> Generator[None, None, None]:
+        # The very next that is called soon is the step after this one.
+        self._loop._delay, self._loop._pausing = self._delay, self._delay > 0
+        yield
+
+
 class VirtualTask(asyncio.Task[T]):
     """A task whose hash is its number, so that sets of tasks are walked in the same order in every repetition."""
 
@@ -125,6 +139,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._now = self._delay = 0.0
+        self._pausing = False
         self._still_limit = still_limit
         self._running = self._stopping = self._closed = False
         self._unhandled: BaseException | None = None
@@ -282,6 +297,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             handle = Handle(callback, args, context, context.get(LIFE), self._now)
             self._make_ready(handle)
             return handle
+        if self._pausing:
+            self._pausing, self._delay = False, 0.0
         when = self._now + delay
         handle = Handle(callback, args, context, context.get(LIFE), when)
         heappush(self._timers, (when, next(self._order), handle))
@@ -301,6 +318,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             future.set_result(result)
         finally:
             self._delay = 0.0
+
+    def pause(self, delay: float) -> Pause:
+        """`asyncio.sleep` in one step. Who is cancelled meanwhile hears of it when it is over."""
+        return Pause(self, delay)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None

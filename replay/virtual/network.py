@@ -138,8 +138,11 @@ class Network:
             self._after(self._latency(), call.fail, Cut("the connection was lost"))
         elif error is not None:
             self._after(self._latency() + call.fate.late_s, call.fail, error)
-        else:
+        elif call.fate.late_s:
             self._after(self._latency() + call.fate.late_s, call.succeed, result)
+        elif not call.answer.done():
+            # Nothing can come between: whoever asks goes on when the answer is there.
+            self.loop.resolve_later(self._latency(), call.answer, result)
 
     def _done(self, call: _Call, listener: _Listener) -> None:
         task = asyncio.current_task()

@@ -13,7 +13,7 @@ from schemas.flags import NEWEST
 from schemas.units import TaskRef
 
 CELLS = 3
-EXECUTIONS = 48
+EXECUTIONS = 44
 """About how many a run has."""
 _SHAPES = ((2, 1, 0.5), (2, 2, 0.5), (2, 1, 1.0), (2, 2, 1.0), (3, 1, 1.0), (3, 2, 1.0))
 """B, mu and phi."""
@@ -81,7 +81,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
         "rollout": {"context_length": 4096, "drain_s": pace * 5, "lost_s": pace * draw.choice((900, 1800))},
         "evaluator": {"workers": draw.choice((1, 2, 4)), "timeout_s": pace * 600},
         "packer": {
-            "T": 40 if wide else draw.choice((40, 80, 160)),
+            "T": 40 if wide else draw.choice((60, 120, 240)),
             "ahead": draw.choice((1, 2)),
             "reorder_groups": draw.choice((1, 2)),
         },

@@ -13,7 +13,7 @@ from replay.worlds.faces import Life
 from replay.worlds.group import WorldGroup
 from replay.worlds.health import WorldClient
 from replay.worlds.processes import WorldGuard
-from replay.worlds.rows import WorldRows
+from replay.worlds.rows import WorldRows, at_once
 from replay.worlds.tests import ScoreFolder, ScoreLaunch
 from replay.worlds.training import Inline, WorldCell
 from replay.worlds.world import CHECKPOINTS, World
@@ -39,7 +39,7 @@ async def serve(world: World, context: Context, life: Life, *, number: int, rows
         case "packer":
             await packer.serve(context)
         case "trajectories":
-            await trajectories.serve(context, open_rows=lambda _: rows)
+            await trajectories.serve(context, open_rows=lambda _: rows, in_thread=at_once)
         case "proxy":
             await proxy.serve(context, encoder=WorldEncoder(), client=WorldClient(world))
         case "harness":

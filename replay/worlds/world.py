@@ -238,12 +238,12 @@ class World:
 
     def _draw_agent(self, execution: str, attempt: int) -> AgentScript:
         draw, rates, pace = self._random("agent", f"{execution}.{attempt}"), self.scripts, self.scripts.pace
-        calls = draw.choice((1, 2, 2, 3, 4))
+        # Most are short, and some are as long as it takes to go astray.
+        calls = draw.choice((1, 1, 1, 1, 2, 2, 4))
 
         def odd(first: int = 0) -> int:
-            happens = draw.random() < rates.odd
-            at = draw.randrange(first, 4)
-            return at if happens else -1
+            happens, at = draw.random() < rates.odd, draw.random()
+            return first + int(at * (calls - first)) if happens and calls > first else -1
 
         end = draw.random()
         return AgentScript(

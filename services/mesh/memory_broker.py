@@ -15,6 +15,7 @@ What a server does to its clients as a whole, measured on nats-server 2.15:
 from __future__ import annotations
 
 import contextvars
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -132,7 +133,10 @@ class MemoryStream:
         self._clock = clock
         self._prefixes = tuple(each[:-1] for each in subjects if each.endswith(".>"))
         self._tree = SubjectTree()
-        self._ids: dict[str, tuple[int, int]] = {}
+        self._ids: dict[str, int] = {}
+        """Message id to its sequence, for as long as it is remembered."""
+        self._remembered: deque[tuple[int, str]] = deque()
+        """Stored time and message id, the oldest first."""
         self._last_time = 0
 
     def __repr__(self) -> str:
@@ -161,12 +165,13 @@ class MemoryStream:
         self._forget_ids(now)
         known = self._ids.get(headers[face.MSG_ID])
         if known is not None:
-            return known[0]
+            return known
         seq = len(self.messages) + 1
         stored = Stored(seq=seq, subject=subject, time_us=now, headers=headers, data=data)
         self.messages.append(stored)
         self._tree.add(subject, seq)
-        self._ids[headers[face.MSG_ID]] = (seq, now)
+        self._ids[headers[face.MSG_ID]] = seq
+        self._remembered.append((now, headers[face.MSG_ID]))
         if self.on_store is not None:
             self.on_store(stored)
         for view in self._views_of(subject):
@@ -235,7 +240,8 @@ class MemoryStream:
     def truncate(self, end: int) -> None:
         """Fault: a power failure that takes every message after `end` with it."""
         del self.messages[end:]
-        self._ids = {msg_id: known for msg_id, known in self._ids.items() if known[0] <= end}
+        self._ids = {msg_id: seq for msg_id, seq in self._ids.items() if seq <= end}
+        self._remembered = deque(each for each in self._remembered if each[1] in self._ids)
         self._tree = SubjectTree()
         for stored in self.messages:
             if stored is not None:
@@ -246,12 +252,9 @@ class MemoryStream:
 
     def _forget_ids(self, now: int) -> None:
         oldest = now - int(face.DUPLICATE_WINDOW_S * MICROSECONDS)
-        # Insertion order is order of time.
-        while self._ids:
-            msg_id = next(iter(self._ids))
-            if self._ids[msg_id][1] > oldest:
-                return
-            del self._ids[msg_id]
+        remembered = self._remembered
+        while remembered and remembered[0][0] <= oldest:
+            del self._ids[remembered.popleft()[1]]
 
 
 class MemoryBroker:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from schemas import streams
 from schemas.errors import BlobDamaged, BusError, EnvironmentMissing
@@ -153,34 +153,39 @@ class MemoryBus:
 
     async def _write(self, write: Callable[[], T], fate: PublishFate, timeout_s: float) -> T:
         """One request that changes something. `write` happens though we may be gone before we hear of it."""
-        loop, line, broker = asyncio.get_running_loop(), self.line, self.broker
+        line, broker = self.line, self.broker
         if not line.way_s:
             await asyncio.sleep(0)
-        answer: asyncio.Future[T] = loop.create_future()
-        self._asking[answer] = None
-        why = f"publish {fate.value}" if fate is not PublishFate.ANSWERED else ""
         if fate is PublishFate.LATE:
             self._late.append(write)
-        elif broker.full:
-            why = "no answer"
-        elif fate is not PublishFate.LOST:
+        elif not broker.full and fate is not PublishFate.LOST:
             # It is sent, so it arrives. The answer takes both ways.
+            error: Exception | None = None
             try:
                 result = write()
-            except Exception as error:
-                if not why:
-                    loop.call_later(2 * line.way_s, _fail, answer, error)
-            else:
-                if not why and line.way_s:
-                    line.carry(2 * line.way_s, answer, result)
-                elif not why:
-                    answer.set_result(result)
-        if why:
-            loop.call_later(timeout_s if line.sits_out else 0.0, _fail, answer, Unanswered(why))
+            except Exception as refused:
+                error = refused
+            if fate is PublishFate.ANSWERED:
+                if line.way_s:
+                    await line.pause(2 * line.way_s)
+                if not self.up:
+                    raise Unanswered("the connection was lost")
+                if error is not None:
+                    raise error
+                return result
+        return await self._unanswered("no answer" if fate is PublishFate.ANSWERED else f"publish {fate.value}", timeout_s)
+
+    async def _unanswered(self, why: str, timeout_s: float) -> NoReturn:
+        """Waits for what will not come, or for the end of the connection."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[NoReturn] = loop.create_future()
+        self._asking[answer] = None
+        loop.call_later(timeout_s if self.line.sits_out else 0.0, _fail, answer, Unanswered(why))
         try:
-            return await answer
+            await answer
         finally:
             del self._asking[answer]
+        raise AssertionError("there was no answer to come")
 
     def read(self, stream: str, after: int, *, subject_filter: Filter | None = None) -> MemoryReader:
         return self._reader(MemoryReader(self, stream, after, subject_filter=subject_filter))
@@ -297,9 +302,7 @@ class MemoryBus:
             if self.up:
                 answer = question()
                 if way_s:
-                    way: asyncio.Future[None] = loop.create_future()
-                    self.line.carry(2 * way_s, way, None)
-                    await way
+                    await self.line.pause(2 * way_s)
                 else:
                     await asyncio.sleep(0)
                 if self.up:

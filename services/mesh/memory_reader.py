@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -58,7 +58,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     sits_out: bool = False
     """Who gets no answer waits for it until the time-out of the attempt."""
     carry: Callable[[float, asyncio.Future[Any], Any], None] = by_timer
-    """Resolves a future so many seconds later. A loop that can do better than a timer says how."""
+    """Resolves a future, for which somebody waits, so many seconds later."""
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Takes so many seconds. A loop that can do better than a timer says how, here and above."""
 
 
 class Connection(Protocol):
@@ -148,6 +150,9 @@ class MemoryReader:
                     self._sent_to += 1
                     self._deliveries += 1
                     yield stored
+                if self._endless and self._steady and bus.smooth and cursor.last == len(messages):
+                    await self._stored(self._stream.waiting)
+                    continue
             elif self._steady and bus.smooth and self._stream is not None:
                 messages, seqs = self._stream.messages, self._let_through(self._stream)
                 end = len(seqs) if self._endless else bisect_left(seqs, min(len(messages), self._until))
@@ -166,6 +171,10 @@ class MemoryReader:
                     self._deliveries += 1
                     place += 1
                     yield stored
+                if self._view is not None and self._steady and bus.smooth and self._sent_to <= len(messages):
+                    if not seqs or seqs[-1] <= cursor.last:
+                        await self._stored(self._view.waiting)
+                        continue
             try:
                 stored = await self.__anext__()
             except StopAsyncIteration:
@@ -188,15 +197,18 @@ class MemoryReader:
             stored = self._following() if self._steady and self._bus.smooth else self._next()
             if stored is not None:
                 return stored
-            waiter = self._waiter = asyncio.get_running_loop().create_future()
             assert self._stream is not None, "where nothing follows, the stream was looked at"
-            waiting = self._waiting()
-            waiting[self] = None
-            try:
-                await waiter
-            finally:
-                self._waiter = None
-                waiting.pop(self, None)
+            await self._stored(self._waiting())
+
+    async def _stored(self, waiting: dict[Waiting, None]) -> None:
+        """Until something was stored, or is different."""
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiting[self] = None
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            waiting.pop(self, None)
 
     async def aclose(self) -> None:
         self.end()

@@ -10,6 +10,7 @@ that event gives back what is in the sum already, and what comes of it is droppe
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from schemas import events as e
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 """How long a member whose reduction failed waits for the one that is gone; then its own process is the one to blame."""
-_LOOK_S = 0.2
-"""While members are missing, how often to look whether the meeting still stands."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.2, 5.0
+"""While members are missing, how long to wait for them before a look whether the meeting still stands: doubled each time."""
 
 
 class BatchWork:
@@ -125,9 +126,10 @@ class BatchWork:
         """Whether this member's gradient is in the core's; False when the meeting came to nothing, and the next turn
         shows what to do. Raises TrainerError where the reduction failed although nobody started again."""
         process, view = self._process, self._process.view
-        gradients, trouble = await process.in_thread(self._cell.gradients), ""
+        gradients, trouble, look_s = await process.in_thread(self._cell.gradients), "", _FIRST_LOOK_S
         try:
-            while not await process.in_thread(lambda: self._group.meet(meeting, _LOOK_S)):
+            while not await process.in_thread(partial(self._group.meet, meeting, look_s)):
+                look_s = min(2 * look_s, _LONGEST_LOOK_S)
                 if view.meeting != meeting:
                     return False
                 if self._group.trouble != trouble:

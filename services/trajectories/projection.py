@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from schemas import streams
 from schemas.envelope import Event
@@ -16,13 +18,15 @@ from services.trajectories.store import PROJECTED, Rows
 from services.trajectories.tree import read_sealed
 
 _KEPT_TREES = 16
+InThread = Callable[..., Awaitable[Any]]
+"""Does what blocks: `asyncio.to_thread`, or something that needs no thread."""
 
 
 class Projection:
     """Applies events in log order. `keep` spares it from reading RECORDS again for a tree that was just frozen."""
 
-    def __init__(self, *, bus: Bus, run: str, store: Rows) -> None:
-        self._bus, self._run, self._store = bus, run, store
+    def __init__(self, *, bus: Bus, run: str, store: Rows, in_thread: InThread = asyncio.to_thread) -> None:
+        self._bus, self._run, self._store, self._in_thread = bus, run, store, in_thread
         self._trees: OrderedDict[str, FrozenTree] = OrderedDict()
         self._moved: asyncio.Event | None = None
         """Where somebody waits for the next move."""
@@ -39,7 +43,7 @@ class Projection:
 
     async def resume(self) -> int:
         """LOG sequence after which to go on."""
-        self._move(await asyncio.to_thread(self._store.position))
+        self._move(await self._in_thread(self._store.position))
         return self.position
 
     async def reached(self, seq: int) -> None:
@@ -50,12 +54,12 @@ class Projection:
 
     async def apply(self, event: Event) -> None:
         if isinstance(event.data, PROJECTED):
-            await asyncio.to_thread(self._store.apply, event, await self._tree(event))
+            await self._in_thread(self._store.apply, event, await self._tree(event))
         self._move(event.seq)
 
     async def rebuild(self) -> None:
         """Drops this run's rows and fills them again from all that LOG and RECORDS hold now."""
-        await asyncio.to_thread(self._store.reset)
+        await self._in_thread(self._store.reset)
         log = streams.log_stream(self._run)
         async for stored in self._bus.read_range(log, 0, await self._bus.last_seq(log)):
             await self.apply(decode(stored))

@@ -22,7 +22,7 @@ from services.mesh.service import Context, alone, announce
 from services.mesh.shell import Shell
 from services.trajectories.core.outcome import Outcome
 from services.trajectories.freezer import Freezer
-from services.trajectories.projection import Projection
+from services.trajectories.projection import InThread, Projection
 from services.trajectories.store import Rows, Store
 
 DATABASE = "trajectories.sqlite"
@@ -40,9 +40,14 @@ def open_store(context: Context) -> Store:
     return Store(database_url(context), context.run)
 
 
-async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open_store) -> None:
-    """Runs until cancelled; ends with the error of whichever part fails first."""
-    store = await asyncio.to_thread(open_rows, context)
+async def serve(
+    context: Context,
+    *,
+    open_rows: Callable[[Context], Rows] = open_store,
+    in_thread: InThread = asyncio.to_thread,
+) -> None:
+    """Runs until cancelled; ends with the error of whichever part fails first. Rows are read and written `in_thread`."""
+    store: Rows = await in_thread(open_rows, context)
     shell = Shell(
         decider=Outcome(),
         bus=context.bus,
@@ -50,7 +55,7 @@ async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open
         publisher=context.publisher,
         snapshot_every=context.snapshot_every,
     )
-    projection = Projection(bus=context.bus, run=context.run, store=store)
+    projection = Projection(bus=context.bus, run=context.run, store=store, in_thread=in_thread)
     freezer = Freezer(context, frozen=projection.keep)
 
     async def tree(request: web.Request) -> web.Response:
@@ -62,7 +67,7 @@ async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open
                 await projection.reached(int(after))
         except TimeoutError:
             return _refused(503, "behind", f"the database holds LOG up to {projection.position}, not yet {after}")
-        found = await asyncio.to_thread(store.tree, execution)
+        found = await in_thread(store.tree, execution)
         if found is None:
             return _refused(404, "not_found", f"no execution {execution}")
         return web.json_response(found)
@@ -86,7 +91,7 @@ async def serve(context: Context, *, open_rows: Callable[[Context], Rows] = open
     try:
         await _all(shell.run(), freeze(), project())
     finally:
-        await asyncio.to_thread(store.close)
+        await in_thread(store.close)
 
 
 def _refused(status: int, kind: str, message: str) -> web.Response:

@@ -31,7 +31,7 @@ class Runs:
         struck = [Struck(place=i, at_s=0.0, seq=0) for i, down_s in enumerate(there) if down_s not in self.idle]
         violation = Violation(invariant="capacity", seq=1, entity="cell-0", what="too much")
         return Outcome(
-            plan=plan, log=[], violations=[violation] if bad else [], struck=struck, virtual_s=0, cpu_s=0, digest=""
+            plan=plan, log=[], violations=[violation] if bad else [], struck=struck, virtual_s=0, cpu_s=0
         )
 
 

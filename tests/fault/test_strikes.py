@@ -49,6 +49,17 @@ def test_a_service_that_is_told_to_stop_says_that_it_left_and_comes_again(servic
     assert second.time_us - left.time_us >= 30e6
 
 
+def test_one_that_decides_is_killed_in_the_midst_of_what_it_says() -> None:
+    """An answer of the event bus takes its time, in which whoever waits for it can die."""
+    at = p.Pin(kind="execution.dispatched", nth=2)
+    _, log = struck(PAIRS, p.Crash(pin=at, service="scheduler", down_s=30.0))
+    second, third = [event for event in log if event.kind == "execution.dispatched"][1:3]
+    assert second.causation == third.causation, "decided on the same input"
+    assert third.time_us - second.time_us >= 30e6
+    (joined,) = said_by(log, "scheduler", "service.joined")[1:]
+    assert second.seq < joined.seq < third.seq
+
+
 @pytest.mark.parametrize("killed", [False, True], ids=["goes on", "killed"])
 def test_a_cell_that_hangs_for_long_is_lost_and_joins_anew(killed: bool) -> None:
     at = p.Pin(kind="execution.started", nth=10)

@@ -200,3 +200,31 @@ def test_processes_with_other_hash_seeds_do_the_same() -> None:
         ).stdout
 
     assert run("1") == run("2") != b""
+
+
+def test_a_pause_is_a_sleep_of_one_step(loop: VirtualLoop) -> None:
+    async def main() -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        async def pausing(name: str, seconds: float) -> None:
+            await loop.pause(seconds)
+            seen.append((name, loop.time()))
+            asyncio.get_running_loop().call_soon(seen.append, (f"after {name}", loop.time()))
+
+        await asyncio.gather(pausing("b", 2.0), pausing("a", 1.0), pausing("now", 0.0))
+        return seen
+
+    seen = loop.run_until_complete(main())
+    assert seen == [("now", 0.0), ("after now", 0.0), ("a", 1.0), ("after a", 1.0), ("b", 2.0), ("after b", 2.0)]
+
+
+def test_who_is_cancelled_in_a_pause_hears_of_it_when_it_is_over(loop: VirtualLoop) -> None:
+    async def main() -> float:
+        pausing = asyncio.ensure_future(loop.pause(1.0))
+        await asyncio.sleep(0.25)
+        pausing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pausing
+        return loop.time()
+
+    assert loop.run_until_complete(main()) == 1.0
