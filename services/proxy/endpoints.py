@@ -125,11 +125,11 @@ class Endpoints:
         return execution, dialect.parse(body, headers, execution.memory)
 
     async def _count(self, dialect: Dialect, http: web.Request, request_id: str) -> web.StreamResponse:
-        execution, asked = await self._read(dialect, http.headers, await http.read())
+        execution, asked = await self._read(dialect, http.headers, await _body(http))
         return web.json_response(dialect.count(execution.count(asked)), headers={"request-id": request_id})
 
     async def _ask(self, dialect: Dialect, http: web.Request, request_id: str) -> web.StreamResponse:
-        execution, asked = await self._read(dialect, http.headers, await http.read())
+        execution, asked = await self._read(dialect, http.headers, await _body(http))
         if not asked.stream:
             answer = await self._wait(execution, asked)
             return web.json_response(dialect.whole(answer), headers={"request-id": request_id})
@@ -214,12 +214,24 @@ class Endpoints:
         return await self._end(await open_now() if response is None else response, last)
 
     async def _end(self, response: web.StreamResponse, data: bytes) -> web.StreamResponse:
-        await response.write(data)
-        await response.write_eof()
+        await response.write_eof(data)
         return response
 
     def _now(self) -> int:
         return self._clock.now_us() // MICROSECONDS
+
+
+async def _body(http: web.Request) -> bytes:
+    """What `http.read()` gives. That one puts the parts into an array which it copies as it grows, and once more at the end."""
+    content, most = http.content, http.client_max_size
+    content.set_read_chunk_size(most)
+    parts, size = [], 0
+    while part := await content.readany():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise web.HTTPRequestEntityTooLarge(most)
+    return b"".join(parts)
 
 
 def _request_id() -> str:

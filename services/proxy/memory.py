@@ -68,7 +68,7 @@ class Memory:
 
     def history(self, dialect: str, told: Told) -> History:
         """The one that begins like these messages, or a new one."""
-        key = told.known.history.key if told.known else (dialect, told.items[0] if told.items else b"")
+        key = told.known.history.key if told.known else (dialect, told.first)
         found = self._histories.pop(key, None) or History(*key)
         self._histories[key] = found
         # A first message that couldn't be read lies in the key alone.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.proxy import history
 from services.proxy.dialects import anthropic, chat_completions, responses
 from services.proxy.dialects.body import _MARK
 from services.proxy.dialects.dialect import Dialect
@@ -25,6 +27,14 @@ def message(role: int, text: str, form: int) -> str:
     content: Any = [{"type": "text", "text": text}] if form % 2 else text
     said = {"role": ("user", "assistant")[role], "content": content}
     return json.dumps(said, indent=1 if form > 1 else None, ensure_ascii=form != 3).encode("utf-8", "replace").decode()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short() -> Iterator[None]:
+    """What is kept is parted after few messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "_RECENT", 2)
+        yield
 
 
 messages = st.builds(message, st.integers(0, 1), st.sampled_from(TEXTS), st.integers(0, 3))
@@ -95,7 +105,7 @@ def test_what_is_known_is_not_taken_apart_again(dialect: Dialect, name: str, mon
     monkeypatch.setattr(History, "known", lambda self, data: found.append(known(self, data)) or found[-1])
     memory = Memory()
     told = [message(0, "go", 0)]
-    for turn in range(5):
+    for turn in range(7):
         # A mark is moved along with the last message, and what is said about the request differs each time.
         marked = told[-1][:-1] + ', "cache_control": {"type": "ephemeral"}}'
         about = [f'"metadata":{{"turn":"{turn}"}}', *FIELDS[3:]]
@@ -103,4 +113,4 @@ def test_what_is_known_is_not_taken_apart_again(dialect: Dialect, name: str, mon
         assert dialect.parse(data, {}, memory) == dialect.parse(data, {}, Memory())
         told += [message(1, f"answer {turn}", 1), message(0, f"result {turn}", 1)]
     # The last message of the body before has lost its mark, those before it are as they were.
-    assert [each and each.messages for each in found] == [None, 2, 4, 6]
+    assert [each and each.messages for each in found] == [None, 2, 4, 6, 8, 10]

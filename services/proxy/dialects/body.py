@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from services.proxy.dialects.wire import decode
-from services.proxy.history import Known, Told, loose, spans
+from services.proxy.history import Known, Told, pieces
 from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
 
@@ -52,10 +52,10 @@ class Body(msgspec.Struct, frozen=True):
         if name not in self.apart:
             raise Refused(400, f"{name}: missing")
         whole = bytes(self.apart[name])
-        items = [bytes(item) for item in decode(whole, list[msgspec.Raw], name)]
+        items = [bytes(value) for value in decode(whole, list[msgspec.Raw], name)]
         start = _list_in(self.data, name, whole)
-        places = None if start is None else spans(self.data, items, start)
-        return loose(items) if start is None or places is None else Told(items, self.data, places, start)
+        found = None if start is None else pieces(self.data, items, start)
+        return Told(items) if found is None else Told(found, self.data[:start])
 
 
 def read_body(
@@ -103,11 +103,10 @@ def _continued(data: bytes, known: Known, names: Sequence[str]) -> Body | None:
         first, *others = _values.decode(fields[names[0]])
     except (msgspec.DecodeError, ValueError):
         return None
-    items = [bytes(item) for item in others]
-    places = spans(data, items, known.end)
-    if bytes(first) != _MARK or places is None:
+    found = pieces(data, [bytes(value) for value in others], known.end)
+    if bytes(first) != _MARK or found is None:
         return None
-    return _parted(data, fields, names, Told(items, data, places, known.start, known))
+    return _parted(data, fields, names, Told(found, known=known))
 
 
 def _list_in(data: bytes, name: str, whole: bytes) -> int | None:

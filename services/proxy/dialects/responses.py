@@ -27,7 +27,7 @@ from services.proxy.dialects.openai import (
 )
 from services.proxy.dialects.responses_tools import TEXT, Origin, read_tools, shown_name
 from services.proxy.dialects.wire import NO_GRAMMAR, convert, decode, field, numbers
-from services.proxy.history import Told, loose
+from services.proxy.history import Told
 from services.proxy.memory import Memory, meaning, request_digest
 from services.proxy.refusal import PROMPT_TOO_LONG, Refused
 from services.proxy.transcript import Transcript
@@ -104,7 +104,7 @@ def _messages(body: Body) -> Told:
     """A text by itself is the user's message."""
     given = body.apart.get("input")
     if given is not None and bytes(given).startswith(b'"'):
-        return loose([b'{"role":"user","content":' + bytes(given) + b"}"])
+        return Told([b'{"role":"user","content":' + bytes(given) + b"}"])
     return body.told("input")
 
 

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 NO_GRAMMAR = "answers are sampled freely, so that their log-probabilities are the policy's"
 TEXT_ONLY = "not shown: the policy reads text only"
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _UNSEEN = ("cache_control", "citations", "annotations")
 """Keys of a block that are not part of what it says."""
 
@@ -58,7 +59,7 @@ def shown(block: Mapping[str, Any]) -> str:
 
 def compact(value: Any) -> str:
     """JSON as it goes out."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _compact.encode(value)
 
 
 def numbers(**values: float | None) -> dict[str, float]:
