@@ -47,6 +47,31 @@ async def test_claude_code_goes_on(program: Program, policy: Path, tokenizer: Ch
     keeps(by_name["more"].input_ids, by_name["work"].output_ids)
 
 
+REFUSED = "not shown: the policy reads text only"
+
+
+async def test_claude_code_before_ends(
+    program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    path, picture = program("claude-code-js"), tmp_path / "picture.png"
+    picture.write_bytes(PICTURE)
+    look, *_ = rules(call("Read", file_path=str(picture)), claude_code.bash, "", "")
+    async with staged(policy, tokenizer, tmp_path, [look]) as stage:
+        with pytest.raises(AssertionError, match=REFUSED):
+            await claude_code.run_claude(stage, path)
+        assert len(await stage.check()) == 1
+
+
+async def test_codex_ends(program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    path, picture = program("codex"), tmp_path / "picture.png"
+    picture.write_bytes(PICTURE)
+    look, *_ = rules(call("view_image", path=str(picture)), codex.shell, "", "")
+    async with staged(policy, tokenizer, tmp_path, [look]) as stage:
+        with pytest.raises(AssertionError, match=REFUSED):
+            await codex.run_codex(stage, path)
+        assert len(await stage.check()) == 1
+
+
 async def test_codex_knows(program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     """A refusal would end its turn; told what the policy reads, it refuses by itself."""
     path, picture = program("codex"), tmp_path / "picture.png"
