@@ -1,7 +1,7 @@
 """Checkpoints that a real SGLang serves, written by our own code and all of one architecture.
 
-`taught` calls the quickstart's tools and ends its turns; `wide` has random weights, whose answers are long, so that there
-is time to move them; `shaken` is a later version of another one.
+`taught` calls the quickstart's tools and ends its turns; `wide` has random weights and as good as never ends a turn, so
+that there is time to move it; `shaken` is a later version of another one.
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ def taught(out: Path) -> Path:
 
 
 def wide(out: Path, like: Path, *, seed: int) -> Path:
-    """Wider than usual, so that the distribution is far from uniform; to end the turn is unlikely."""
+    """Wider than usual, so that the distribution is far from uniform, but it as good as never ends its turn: the first
+    dimension stays what it was in the embedding, and only there have the tokens that end one the other sign."""
     config = load(like).config
-    model = initialise(config, seed=seed, std=0.2)
+    model = initialise(config, seed=seed, std=0.4)
     tokenizer = load_tokenizer(like)
     with torch.no_grad():
-        model.head_weight[[tokenizer.eos_token_id, tokenizer.pad_token_id]] = 0.0
+        embedding = model.model.embed_tokens.weight
+        embedding[:, 0] = 12.0
+        embedding[[tokenizer.eos_token_id, tokenizer.pad_token_id], 0] = -12.0
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight[0] = 0.0
     save(out, model, config)
     shutil.copy(like / TOKENIZER_FILE, out)
     return _readable(out)

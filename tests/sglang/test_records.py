@@ -134,7 +134,7 @@ async def test_another_temperature(servers: Pair, policies: Policies, tmp_path: 
 
 
 async def until_long(world: World, do: Callable[[asyncio.Task[Any]], Awaitable[None]]) -> Sequence:
-    """The first call that went on after all of `do`, to its last token: the policy may happen to end its turn before."""
+    """The first call that went on after all of `do`, which may come too late on a busy machine."""
     for number in range(5):
         before = len(await answered(world))
         asked = asyncio.create_task(world.ask(body_of(f"say something long, {number}", max_tokens=LONG)))
@@ -142,9 +142,10 @@ async def until_long(world: World, do: Callable[[asyncio.Task[Any]], Awaitable[N
         went_on = not asked.done()
         await asked
         (found,) = await answered(world, before)
-        if went_on and len(found.record.output_ids) == LONG:
+        assert len(found.record.output_ids) == LONG
+        if went_on:
             return found
-    raise AssertionError("the policy is too brief")
+    raise AssertionError("every answer was over too soon")
 
 
 async def test_a_call_that_moves_twice(servers: Pair, policies: Policies, tmp_path: Path, report: Report) -> None:
@@ -196,22 +197,23 @@ async def test_new_weights_in_the_middle_of_an_answer(
 ) -> None:
     """The engine retracts what runs, so that keys and values are computed anew under the new weights."""
     server, _ = servers
-    hold(server, policies.wide, 3)
+    versions, current = {3: policies.wide, 4: policies.other}, 3
+    hold(server, versions[current], current)
     async with proxy(policies.wide, tmp_path, servers) as world:
 
         async def renew(asked: asyncio.Task[Any]) -> None:
+            nonlocal current
             await midway(server, asked)
+            current = 7 - current
             await asyncio.to_thread(server.post, "/pause_generation", {"mode": "retract"})
-            await asyncio.to_thread(hold, server, policies.other, 4)
+            await asyncio.to_thread(hold, server, versions[current], current)
             await asyncio.to_thread(server.post, "/continue_generation", {})
 
         found = await until_long(world, renew)
-    assert [span.version for span in found.record.versions] == [3, 4]
-    report(
-        "new weights in mid-answer, two spans, by our model", checked([found], {3: policies.wide, 4: policies.other})
-    )
+    assert [span.version for span in found.record.versions] == [7 - current, current]
+    report("new weights in mid-answer, two spans, by our model", checked([found], versions))
     report("new weights in mid-answer, two spans, by SGLang", scored := by_engine([found], server))
-    assert 0 < scored.tokens < len(found.record.output_ids) and scored.largest < BOUND
+    assert 0 < scored.tokens < LONG and scored.largest < BOUND
 
 
 async def test_a_call_that_leaves_a_paused_engine(
@@ -246,7 +248,7 @@ async def test_a_client_that_leaves_frees_the_engine(servers: Pair, policies: Po
     hold(server, policies.wide, 3)
     async with proxy(policies.wide, tmp_path, servers, grace_s=0.01) as world:
         stays = asyncio.create_task(world.ask(body_of("stay", max_tokens=LONG)))
-        leaves = asyncio.create_task(world.ask(body_of("leave", max_tokens=LONG)))
+        leaves = asyncio.create_task(world.ask(body_of("leave", max_tokens=500)))
         while (await load(server))[0] < 2:
             assert not leaves.done() and not stays.done()
         leaves.cancel()
@@ -263,7 +265,7 @@ async def test_a_client_that_leaves_frees_the_engine(servers: Pair, policies: Po
 async def test_a_stop_sequence(servers: Pair, policies: Policies, tmp_path: Path, report: Report) -> None:
     hold(servers[0], policies.wide, 3)
     async with proxy(policies.wide, tmp_path, servers) as world:
-        answer = await world.ask(body_of("say something", max_tokens=LONG, stop_sequences=list("gh")))
+        answer = await world.ask(body_of("say something", max_tokens=LONG, stop_sequences=list("abcdefgh")))
         found = await answered(world)
     assert answer["stop_reason"] == "stop_sequence" and found[0].record.finish == "stop"
     report("ended by a stop sequence, by our model", checked(found, {3: policies.wide}))
