@@ -6,7 +6,8 @@ requested --nobody claimed--> waiting --due, taken--> claimed by us --scored | f
                                 `--claimed by another------------------'
 
 What failed before is due later, and each time twice as late: tests that can't give a reward, or a full disk, would
-otherwise fill machine and log for as long as the execution's budget lasts. A claim names its process and holds as long
+otherwise fill machine and log for as long as the execution's budget lasts. Waits run from when this evaluator heard of
+them, by its own clock: that of the event bus may show another hour. A claim names its process and holds as long
 as an evaluator that lives can need, or until a later process of the same evaluator reads it, be it stored before that one
 joined or after: then whoever is free claims again, in answer to the claim that lapsed. If both answer, the first counts.
 Surplus executions of a group that is ready wait for nothing: nobody claims their evaluations any more.
@@ -40,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a claim answers: the request, or the claim that lapsed."""
     data: EvaluationRequested
     due_us: int
-    """When it may be claimed, in microseconds since the epoch; 0 for at once."""
+    """When it may be claimed, by this evaluator's clock; 0 for at once."""
     holder: str = ""
     """Another evaluator, which claimed it and has until `due_us` to answer."""
 
@@ -65,8 +66,8 @@ class Book:
         """Evaluations that nobody claimed, due or not."""
         return sum(not request.holder for request in self._waiting.values())
 
-    def apply(self, event: Event) -> None:
-        """Take in one event of LOG, in order."""
+    def apply(self, event: Event, heard_us: int) -> None:
+        """Take in one event of LOG, in order, and when it was heard by this evaluator's clock."""
         match event.kind:
             case "evaluation.requested":
                 self._waiting[event.entity] = Request(
@@ -75,10 +76,10 @@ class Book:
                     seq=event.seq,
                     after=event.seq,
                     data=event.data,
-                    due_us=due_us(event),
+                    due_us=_due_us(event.data, heard_us),
                 )
             case "evaluation.claimed":
-                self._claimed(event)
+                self._claimed(event, heard_us)
             case "evaluation.scored" | "evaluation.failed":
                 self._known(event.entity)
             case "group.ready" if event.data.surplus:
@@ -93,7 +94,7 @@ class Book:
             self._taken[found.evaluation] = self._waiting.pop(found.evaluation)
         return found
 
-    def _claimed(self, event: Event) -> None:
+    def _claimed(self, event: Event, heard_us: int) -> None:
         request, claimed = self._known(event.entity), event.data
         if request is None:
             return
@@ -104,7 +105,7 @@ class Book:
             # An earlier process of this evaluator, which is dead: nobody will answer.
             after, holder, due = event.seq, "", 0
         else:
-            after, holder, due = event.seq, claimed.evaluator, event.time_us + self._holds_us(request.data)
+            after, holder, due = event.seq, claimed.evaluator, heard_us + self._holds_us(request.data)
         self._waiting[event.entity] = msgspec.structs.replace(request, after=after, holder=holder, due_us=due)
 
     def _known(self, evaluation: str) -> Request | None:
@@ -126,11 +127,11 @@ class Book:
         return [request.due_us for request in self._waiting.values()]
 
 
-def due_us(requested: Event) -> int:
-    """When a requested evaluation may be claimed: at once the first time, after a wait that doubles from then on."""
-    tries: int = requested.data.tries
+def _due_us(requested: EvaluationRequested, heard_us: int) -> int:
+    """When it may be claimed: at once the first time, after a wait that doubles from then on."""
+    tries = requested.tries
     if tries < 2:
         return 0
     # The exponent is bounded as well: tries have no limit but the budget.
     wait_s = min(LONGEST_RETRY_S, RETRY_S * float(2 ** min(tries - 2, 32)))
-    return requested.time_us + round(wait_s * MICROSECONDS)
+    return heard_us + round(wait_s * MICROSECONDS)

@@ -52,8 +52,10 @@ async def serve(
         context.health.gauge("gyre_evaluations_running", "Evaluations that run", lambda: evaluator.running)
         context.health.gauge("gyre_evaluations_waiting", "Requests that nobody claimed", lambda: len(evaluator.book))
         past, after = await context.history(about=ABOUT)
+        now_us = context.clock.now_us()
         for event in past:
-            evaluator.book.apply(event)
+            # Only how long it lies behind the newest is known, whatever the clock of the event bus shows.
+            evaluator.book.apply(event, now_us - (past[-1].time_us - event.time_us))
         for home in sorted(await asyncio.to_thread(processes.homes, str(folder_of(context)))):
             await asyncio.to_thread(processes.kill, 0, 0, home)
         await announce(context)
@@ -83,7 +85,7 @@ class Evaluator:
             for due in self.book.dues():
                 tasks.create_task(self._ring(due))
             async for event in self._context.events(after, about=ABOUT):
-                self.book.apply(event)
+                self.book.apply(event, self._context.clock.now_us())
                 if event.kind in ("evaluation.requested", "evaluation.claimed"):
                     news = self.book.due(event.entity)
                     if news is not None:
