@@ -23,8 +23,6 @@ async def run_qwen(stage: Stage, program: Path) -> str:
         "privacy": {"usageStatisticsEnabled": False},
         "security": {"auth": {"selectedType": "openai"}},
         "telemetry": {"enabled": False},
-        # Through a terminal the output of a quick command is lost now and then.
-        "tools": {"shell": {"enableInteractiveShell": False}},
     }
     home = stage.home / ".qwen"
     home.mkdir()
@@ -52,13 +50,16 @@ def agent(letter: str) -> str:
     return call("agent", description=f"count {letter}", prompt=prompt, subagent_type="general-purpose")
 
 
-def much(letter: str) -> str:
-    """A tool that says nearly as much as is let through at once."""
-    return bash(f"head -c 20000 /dev/zero | tr '\\0' {letter}")
+def much(work: Path, letter: str, lines: int) -> str:
+    """A file of so many hundred letters. What a quick command says is lost now and then, what a file says is not."""
+    path = work / f"{letter}.txt"
+    path.write_text((letter * 99 + "\n") * lines)
+    return call("read_file", file_path=str(path))
 
 
-def rules() -> list[Rule]:
-    """The policy. Sub-agents run in the background, and the main agent is told when one is back."""
+def rules(work: Path) -> list[Rule]:
+    """The policy. Sub-agents run in the background, and the main agent is told when one is back. What it reads in the end
+    leaves room for a summary to be asked for after it, and not for more."""
     summary = say("<analysis>\nAll was seen.\n</analysis>\n<state_snapshot>\nTwo agents have counted.\n</state_snapshot>")
     return [
         Rule("summary", lambda seen: "component that summarizes" in seen.system + seen.news, turn(summary)),
@@ -75,9 +76,9 @@ def rules() -> list[Rule]:
         Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
         Rule("waiting", lambda seen: "Background agent launched" in seen.news, turn(say("I wait for them."))),
         Rule("one-back", _one_is_back, turn(say("One of them is back.")), times=1, optional=True),
-        Rule("read", lambda seen: "A is 1." in seen.prompt and "B is 2." in seen.prompt, turn(much("p"))),
-        Rule("read-on", lambda seen: "p" * 1000 in seen.news, turn(say("More."), much("q"), much("r"))),
-        Rule("last", lambda seen: "r" * 1000 in seen.news, turn(say("Enough."), bash("echo LAST"))),
+        Rule("read", lambda seen: "A is 1." in seen.prompt and "B is 2." in seen.prompt, turn(much(work, "p", 200))),
+        Rule("read-on", lambda seen: "p" * 99 in seen.news, turn(say("More."), much(work, "q", 180), much(work, "r", 180))),
+        Rule("last", lambda seen: "r" * 99 in seen.news, turn(say("Enough."), bash("echo LAST"))),
     ]
 
 

@@ -21,7 +21,9 @@ async def test_a_task_with_parallel_tools_sub_agents_and_a_compaction(
     program: Program, policy: Path, tokenizer: ChatTokenizer, tmp_path: Path, seed: int | None, restarts: int, cuts: int
 ) -> None:
     path = program("qwen-code")
-    async with staged(policy, tokenizer, tmp_path, rules()) as stage:
+    work = tmp_path / "files"
+    work.mkdir()
+    async with staged(policy, tokenizer, tmp_path, rules(work)) as stage:
         async with (
             nullcontext() if seed is None else Mover(stage, seed=seed, often=0.6, restarts=restarts, cuts=cuts).moving()
         ):
