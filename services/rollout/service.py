@@ -185,7 +185,8 @@ class RolloutCell:
         start, move = _now(), (self.role.cause, self.role.epoch)
         if self.role.exposure is not None:
             await self._adapter.resume_memory()
-            while not await self._pull():
+            # Once more where others were published meanwhile: it never says that it came back with old ones.
+            while not await self._pull() or self.version != self.role.published:
                 if self.role.over:
                     return
         elif self.version < 0:

@@ -46,6 +46,9 @@ class ScriptedEngine:
         """Addresses that nobody serves any more."""
         self.tried = asyncio.Event()
         """One of them was asked for."""
+        self.pulling, self.let = asyncio.Event(), asyncio.Event()
+        """Weights are on their way; they arrive. Set from the beginning, so that they always do."""
+        self.let.set()
         self._dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -82,6 +85,8 @@ class ScriptedEngine:
         if address["at"] in self.gone:
             self.tried.set()
             raise EngineError("nobody is there", where=address["at"])
+        self.pulling.set()
+        await self.let.wait()
         self.done.append(f"pull {version} {address['at']}")
 
     async def release_memory(self) -> None:
@@ -123,9 +128,9 @@ class Stage:
         data = e.CellRoleTransition(phase=phase, source=source, target=target, epoch=epoch)  # type: ignore[arg-type]
         await self.say(owner, "cell.role-transition", "cell-0", data)
 
-    async def expose(self, version: int, at: str = "there") -> None:
+    async def expose(self, version: int, at: str = "there") -> int:
         data = e.WeightsExposed(version=version, purpose="publish", address={"at": at, "kind": "test"}, bytes=4)
-        await self.say("trainer", "weights.exposed", "cell-0", data)
+        return await self.say("trainer", "weights.exposed", "cell-0", data)
 
     async def seen(self, kind: str, count: int = 1, **wanted: Any) -> Event:
         """The `count`-th event of a kind with these values, as soon as it is in the log."""
@@ -325,6 +330,22 @@ async def test_a_cell_that_returns_waits_for_an_exposure_that_can_be_pulled(stag
         await stage.expose(2, at="new")
         assert (await stage.seen("cell.role-transition", phase="acquired", source="train")).data.version == 2
     assert stage.engine.done == ["start", "release", "resume", "pull 2 new"]
+
+
+async def test_what_is_published_while_a_cell_returns_is_pulled_before_it_says_so(stage: Stage) -> None:
+    async with running(stage):
+        await stage.seen("cell.joined")
+        await stage.decide("train", epoch=1)
+        await stage.seen("cell.role-transition", phase="released")
+        await stage.expose(2)
+        stage.engine.let.clear()
+        await stage.decide("rollout", epoch=2)
+        await stage.decide("rollout", epoch=2, phase="released", owner="trainer")
+        await stage.engine.pulling.wait()
+        await stage.cell._until_folded(await stage.expose(4))
+        stage.engine.let.set()
+        assert (await stage.seen("cell.role-transition", phase="acquired", source="train")).data.version == 4
+    assert stage.engine.done == ["start", "release", "resume", "pull 2 there", "pull 4 there"]
 
 
 async def test_an_exposure_that_was_out_of_reach_for_a_moment_is_tried_again(
