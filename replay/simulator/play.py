@@ -89,6 +89,10 @@ UNHEARD: dict[str, frozenset[str]] = {
 }
 
 
+class Stalled(GyreError):
+    """A run that comes to no end."""
+
+
 class Play:
     """`play` goes on to the end of the run. `events` is the log where `keep` is set; `watchers` see every event."""
 
@@ -124,7 +128,7 @@ class Play:
         return (self._now_us - self.start_us) / 3.6e9
 
     def play(self, *, limit: int = 50_000_000) -> None:
-        """Raises GyreError when nothing is left to happen although the run is not over, or after `limit` events."""
+        """Raises Stalled when nothing is left to happen although the run is not over, or after `limit` events."""
         facts, queue = self._facts, self._queue
         while True:
             while queue:
@@ -133,10 +137,10 @@ class Play:
                 if self._over(event):
                     return
             if self.count > limit:
-                raise GyreError(f"no end after {limit} events", where=repr(self), remedy="give the run fewer steps")
+                raise Stalled(f"no end after {limit} events", where=repr(self), remedy="give the run fewer steps")
             due_us = facts.next_us()
             if due_us is None:
-                raise GyreError(
+                raise Stalled(
                     "nothing is left to happen and the run is not over",
                     where=f"{self!r} {self._drivers[0].state!r}",
                     remedy="its strategy cannot go on with these cells and groups: give it others",

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from replay.simulator.play import Stalled
 from replay.whatif.parameters import changed
 from replay.whatif.report import Answer, Asked, error_pct
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, GyreError
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,18 +54,17 @@ def sweep(
     *,
     others: Sequence[tuple[str, Any]] = (),
 ) -> Sweep:
-    """`others` are changed in every point. Raises ConfigError when no value can be played."""
-    answers: list[tuple[Any, Answer | ConfigError]] = []
+    """`others` are changed in every point. Raises ConfigError or Stalled when no value can be played to the end."""
+    answers: list[tuple[Any, Answer | GyreError]] = []
     for value in values:
         try:
             config = changed(asked.config, [*others, (key, value)], option="--sweep")
-        except ConfigError as error:
-            answers.append((value, error))
-        else:
             answers.append((value, asked.answer(config, world=False)))
+        except (ConfigError, Stalled) as error:
+            answers.append((value, error))
     played = [each for _, each in answers if isinstance(each, Answer)]
     if not played:
-        raise next(each for _, each in answers if isinstance(each, ConfigError))
+        raise next(each for _, each in answers if not isinstance(each, Answer))
     last = min([max(asked.recorded().steps_s, default=0), *(max(each.what_if.steps_s, default=0) for each in played)])
     parted = [each.parting.seq for each in played if each.parting is not None]
     alone = asked.world(min(parted)) if parted else {}

@@ -8,11 +8,15 @@ import msgspec
 import pytest
 
 from replay.logfile import BadLogFile
+from replay.simulator.play import Stalled
+from replay.whatif.continuation import Continuation
 from replay.whatif.parameters import points
 from replay.whatif.plot import svg
 from replay.whatif.report import Asked
 from replay.whatif.sweep import sweep
+from schemas.config import Config
 from schemas.errors import ConfigError
+from services.cli.what_if_command import swept_lines
 from tests.replay.whatif.simulated import configured, recorded
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,6 +43,23 @@ def test_a_value_that_goes_with_nothing_is_a_row_that_says_so() -> None:
     assert len(drawn.findall(f"{SVG}circle")) == 3
     with pytest.raises(ConfigError, match="trainable"):
         sweep(asked, *points("strategy=async"))
+
+
+def test_a_value_that_comes_to_no_end_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = recorded()
+    play = Asked.play
+
+    def limited(self: Asked, config: Config, *, from_seq: int = 0) -> Continuation:
+        if config.scheduler.mu == 2:
+            raise Stalled("nothing is left to happen and the run is not over")
+        return play(self, config, from_seq=from_seq)
+
+    monkeypatch.setattr(Asked, "play", limited)
+    found = sweep(asked, *points("mu=1:3:1"))
+    assert [each.refused for each in found.points] == ["", "nothing is left to happen and the run is not over", ""]
+    assert any(line.endswith("2: nothing is left to happen and the run is not over") for line in swept_lines(found, "a"))
+    with pytest.raises(Stalled):
+        sweep(asked, *points("mu=2"))
 
 
 def test_the_picture_shows_every_point_and_the_recording() -> None:
