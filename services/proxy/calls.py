@@ -179,14 +179,15 @@ class Flight:
         lost = failed = 0
         while True:
             route = await self._route()
-            failure = None
+            # Before it is asked: who is gone may have joined again by the time that the loss is seen.
+            joins, failure = self._routes.joins(route.cell), None
             try:
                 part = await self._ask(route, sampled)
             except StaleEpoch:
                 # The cell may also be behind us in the log, so the same route is tried again after a while.
                 if self._left_s() <= 0:
                     raise self._unserved() from None
-                await self._routes.wait_for_change(self.execution, route, FIRST_PAUSE_S * 5)
+                await self._routes.wait_for_change(self.execution, route, joins, FIRST_PAUSE_S * 5)
                 continue
             except EngineLost as error:
                 self.alive, self._lost = False, route
@@ -210,7 +211,7 @@ class Flight:
             if (left_s := self._left_s()) <= 0:
                 raise self._unserved()
             pause = min(FIRST_PAUSE_S * 2.0 ** min(max(0, lost - 1), 16), LONGEST_WAIT_S, left_s)
-            await self._routes.wait_for_change(self.execution, route, pause)
+            await self._routes.wait_for_change(self.execution, route, joins, pause)
 
     def _complete(self, sampled: Sampled) -> bool:
         """Whether nothing is left to sample; an abort that came after the last token has changed nothing."""

@@ -39,7 +39,6 @@ class Routes:
         self._routes: dict[str, tuple[int, str, int]] = {}
         self._urls: dict[str, str] = {}
         self._joined: dict[str, int] = {}
-        """How often each cell has joined."""
         self._news: dict[str, asyncio.Event] = {}
         """Of the executions for which somebody waits."""
         self._moves: dict[str, dict[Move, None]] = {}
@@ -59,7 +58,7 @@ class Routes:
                 self._routes.pop(event.entity, None)
             case "cell.joined":
                 self._urls[event.entity] = event.data.url
-                self._joined[event.entity] = self._joined.get(event.entity, 0) + 1
+                self._joined[event.entity] = self.joins(event.entity) + 1
                 self._tell(dict.fromkeys((*self._news, *self._moves)))
                 return
             case "cell.lost":
@@ -88,12 +87,16 @@ class Routes:
         route = self.of(execution)
         return None if route is None or route.attempt < attempt or not route.url else route
 
-    async def wait_for_change(self, execution: str, seen: Route, timeout_s: float) -> bool:
-        """Whether the route became another than `seen` within the time, or its cell joined again."""
-        joined = self._joined.get(seen.cell)
+    def joins(self, cell: str) -> int:
+        """How often a cell has joined."""
+        return self._joined.get(cell, 0)
+
+    async def wait_for_change(self, execution: str, seen: Route, joins: int, timeout_s: float) -> bool:
+        """Whether the route became another than `seen` within the time, or its cell, which had joined so often, joined
+        again."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.of(execution) == seen and self._joined.get(seen.cell) == joined:
+                while self.of(execution) == seen and self.joins(seen.cell) == joins:
                     await self._next(execution)
         except TimeoutError:
             return False

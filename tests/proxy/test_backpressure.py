@@ -160,6 +160,23 @@ async def test_a_cell_that_joins_again_is_asked_at_once(
     assert (await ask)["content"] == [{"type": "text", "text": "back"}]
 
 
+async def test_a_cell_that_joined_while_it_was_asked_is_asked_at_once(
+    make_world: MakeWorld, engine: Engine, monkeypatch: Any
+) -> None:
+    """A call may hear of the loss after LOG told that the cell is there again: a host that was down answers late."""
+    for name in ("FIRST_PAUSE_S", "LONGEST_WAIT_S"):
+        monkeypatch.setattr(f"services.proxy.calls.{name}", 600.0)
+    world: World = await make_world()
+    engine.hold = True
+    engine.script += [engine.ids([], finish="abort"), engine.say("back")]
+    ask = asyncio.create_task(world.ask(body_of("hi")))
+    await engine.until(1)
+    await world.join("cell-0", engine)
+    await until(lambda: world.routes.joins("cell-0") == 2)
+    engine.release.set()
+    assert (await ask)["content"] == [{"type": "text", "text": "back"}]
+
+
 @pytest.mark.parametrize("holds", [False, True])
 async def test_an_engine_that_was_gone_is_alive_when_it_holds_a_call(
     make_world: MakeWorld, engine: Engine, monkeypatch: Any, holds: bool

@@ -26,6 +26,7 @@ from services.mesh.service import Context
 from services.mesh.tokens import make_token
 from services.mesh.tree_codec import decode_record
 from services.proxy.calls import Flight
+from services.proxy.routes import Routes
 from services.proxy.service import DESK, serve
 from tests.proxy.bodies import assemble, parse_events
 from tests.proxy.engines import Engine
@@ -119,6 +120,12 @@ class World:
         assert self.context
         (flight,) = self.context.health.app[DESK].open[execution].flights.values()
         return flight
+
+    @property
+    def routes(self) -> Routes:
+        """Where the proxy believes that calls go."""
+        assert self.context
+        return self.context.health.app[DESK]._shared.routes
 
     @property
     def url(self) -> str:
