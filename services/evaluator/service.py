@@ -52,10 +52,12 @@ async def serve(
         context.health.gauge("gyre_evaluations_running", "Evaluations that run", lambda: evaluator.running)
         context.health.gauge("gyre_evaluations_waiting", "Requests that nobody claimed", lambda: len(evaluator.book))
         past, after = await context.history(about=ABOUT)
+        # Of all that LOG holds: where an evaluator starts again and again, nothing else may be said meanwhile.
+        newest = await context.bus.get(streams.log_stream(context.run), after)
         now_us = context.clock.now_us()
         for event in past:
             # Only how long it lies behind the newest is known, whatever the clock of the event bus shows.
-            evaluator.book.apply(event, now_us - (past[-1].time_us - event.time_us))
+            evaluator.book.apply(event, now_us - (newest.time_us - event.time_us))
         for home in sorted(await asyncio.to_thread(processes.homes, str(folder_of(context)))):
             await asyncio.to_thread(processes.kill, 0, 0, home)
         await announce(context)

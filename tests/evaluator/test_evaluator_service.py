@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from schemas import streams
-from schemas.events import EvaluationClaimed, EvaluationRequested, GroupReady, RunFinished
+from schemas.events import EvaluationClaimed, EvaluationRequested, GroupReady, RunFinished, ServiceJoined
 from schemas.ids import evaluation_id, execution_id
 from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
 from services.evaluator.service import CLAIM_REST_S, serve
@@ -264,6 +264,18 @@ async def test_a_dead_evaluators_claim_lapses_and_another_takes_it(tmp_path: Pat
     claims = [event for event in await world.events("evaluation.claimed") if event.entity == EVALUATION]
     assert [claim.data.evaluator for claim in claims] == ["evaluator", "evaluator-b", "evaluator"]
     assert claims[-1].causation == seq
+
+
+async def test_how_long_a_claim_has_held_is_known_by_anything_in_the_log(tmp_path: Path) -> None:
+    """Else an evaluator that starts again and again, while nothing is evaluated, waits for a dead one without end."""
+    clock = VirtualClock()
+    world = await world_of(tmp_path, FULL_REWARD, clock=clock, timeout_s=10)
+    await request(world)
+    await world.say("evaluator", "evaluation.claimed", EVALUATION, EvaluationClaimed(evaluator="evaluator-b"))
+    clock.advance(round((2 * 10 + CLAIM_REST_S) * 1e6))
+    await world.say("evaluator", "service.joined", "evaluator", ServiceJoined(url="", pid=1))
+    async with serving(serve, world.context("evaluator")):
+        assert (await answer(world)).score == 1.0
 
 
 async def test_a_claim_that_is_made_while_it_listens_lapses_too(tmp_path: Path) -> None:
