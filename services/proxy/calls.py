@@ -15,8 +15,8 @@ Invariants
 - every part is asked for under a rid of its own, from which engines draw: no stream of random numbers is used twice;
 - an engine that is gone says nothing of the call, so its client isn't told: it comes back, or the scheduler moves the
   execution, or the budget ends. Only what an engine says of itself, again and again, goes to the client;
-- `alive` is false only from the loss of an engine until it holds a call again or LOG names another, or none: a call that
-  waits for an engine is a queue, and its client is told so by pings; an engine that doesn't answer is silence;
+- `alive` is false only from the loss of an engine until it answers or holds a call again, or LOG names another, or none: a
+  call that waits for an engine is a queue, and its client is told so by pings; an engine that doesn't answer is silence;
 - once storing has begun a call ends with its record, whoever wants it stopped.
 """
 
@@ -95,7 +95,7 @@ class Flight:
         self.refused: Refused | None = None
         self.clients = 0
         self.alive = True
-        """False while an engine that was lost neither holds this call again nor is replaced: no pings go out then."""
+        """False while an engine that was lost neither answers or holds this call again nor is replaced: no pings go out then."""
         self.cell = ""
         """Engine that answers, or answered."""
         self._tries = 0
@@ -184,6 +184,7 @@ class Flight:
             try:
                 part = await self._ask(route, sampled)
             except StaleEpoch:
+                self.alive = True
                 # The cell may also be behind us in the log, so the same route is tried again after a while.
                 if self._left_s() <= 0:
                     raise self._unserved() from None
@@ -193,6 +194,7 @@ class Flight:
                 self.alive, self._lost = False, route
                 failure = error
             else:
+                self.alive = True
                 sampled.extend(part)
                 if self._complete(sampled):
                     return sampled

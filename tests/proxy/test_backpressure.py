@@ -197,6 +197,26 @@ async def test_an_engine_that_was_gone_is_alive_when_it_holds_a_call(
     await ask
 
 
+@pytest.mark.parametrize("says", ["it has another role", "it aborts"])
+async def test_an_engine_that_was_gone_is_alive_when_it_answers(
+    make_world: MakeWorld, engine: Engine, monkeypatch: Any, says: str
+) -> None:
+    """The call waits for what LOG says next, however long: in a queue, not in silence."""
+    monkeypatch.setattr("services.proxy.calls.HOLDS_S", 600.0)
+    monkeypatch.setattr("services.proxy.calls.LONGEST_WAIT_S", 0.01)
+    world: World = await make_world(ping_s=0.01)
+    answer = "stale" if says == "it has another role" else engine.ids([], finish="abort")
+    engine.script += ["lost", *[answer] * 1000]
+    async with world.post(body_of("hi", stream=True)) as response:
+        stream = Stream(response)
+        await engine.until(3)
+        assert world.flight().alive
+        await stream.pings_come()
+        engine.script.clear()
+        await world.move("cell-0", "cell-0", 2)
+        assert (await stream.rest())[-1]["type"] == "message_stop"
+
+
 async def test_the_budget_begins_with_the_first_start() -> None:
     """Whatever attempt that was; before it, with the placement."""
     shared: Any = SimpleNamespace(
