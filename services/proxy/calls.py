@@ -4,7 +4,7 @@
       │  ├ no engine has it (not placed, cell lost or not up yet): wait, as long as the execution's budget lasts
       │  ├ route moved: abort at the source, go on at the target from what was sampled
       │  ├ 409, its cell changes its role: wait for the route to change, go on; in the same budget
-      │  ├ engine lost: again under a new rid from what is known, with pauses that grow; in the same budget
+      │  ├ engine lost or busy: again under a new rid from what is known, with pauses that grow; in the same budget
       │  ├ engine failed: likewise, a bounded number of times in a row
       │  └ aborted by the engine: go on from what was sampled
       └──stopped (seal, grace over): abort by exact rid ──> done (refused)
@@ -31,7 +31,7 @@ import structlog
 from schemas.errors import EngineError, GyreError
 from services.proxy.conversation import Request
 from services.proxy.encoder import Stop
-from services.proxy.engine import EngineFailed, EngineLost, Engines, Sampled, StaleEpoch
+from services.proxy.engine import EngineBusy, EngineFailed, EngineLost, Engines, Sampled, StaleEpoch
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
 from services.proxy.tree import Node, Place, encode_ids
@@ -191,7 +191,7 @@ class Flight:
                 await self._routes.wait_for_change(self.execution, route, joins, FIRST_PAUSE_S * 5)
                 continue
             except EngineLost as error:
-                self.alive, self._lost = False, route
+                self.alive, self._lost = isinstance(error, EngineBusy), route
                 failure = error
             else:
                 self.alive = True

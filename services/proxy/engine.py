@@ -1,8 +1,8 @@
 """A rollout cell as the proxy calls it: SGLang's `/generate` and `/abort_request`, with the epoch of the route.
 
-Foreign failures become four of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (nobody is there to
-answer now, the call is made again under a new rid), EngineFailed (there was an answer, and it says that something broke: it
-may be this call that breaks it) and EngineError (it will not work again either).
+Foreign failures become five of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (nobody is there to
+answer now, the call is made again under a new rid), EngineBusy (likewise, but somebody is there), EngineFailed (there was an
+answer, and it says that something broke: it may be this call that breaks it) and EngineError (it will not work again either).
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ class EngineFailed(EngineLost):
     """The engine is there and failed."""
 
 
-_NOT_NOW = (408, 429, 502, 503, 504)
-"""Of an engine that is busy or starting, and of a cell whose engine doesn't answer it."""
+class EngineBusy(EngineLost):
+    """The engine is there and takes no more calls now."""
+
+
+_BUSY = (429, 503)
+"""SGLang says the second where its queue is full."""
+_NOT_NOW = (408, 502, 504)
+"""Of a cell whose engine doesn't answer it."""
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -143,6 +149,8 @@ class Engines:
             raise EngineLost(str(error), where=route.cell) from error
         if status == 409:
             raise StaleEpoch(f"epoch {route.epoch} is not served", where=route.cell)
+        if status in _BUSY:
+            raise EngineBusy(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status in _NOT_NOW:
             raise EngineLost(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status >= 500:

@@ -107,6 +107,8 @@ class Engine(Face):
             return web.json_response({"error": {"type": "stale_epoch"}}, status=409)
         if line == "failed":
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
+        if line == "full":
+            return web.json_response({"error": {"message": "The request queue is full."}}, status=503)
         if line == "lost":
             assert request.transport is not None
             request.transport.abort()

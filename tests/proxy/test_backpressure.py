@@ -197,7 +197,7 @@ async def test_an_engine_that_was_gone_is_alive_when_it_holds_a_call(
     await ask
 
 
-@pytest.mark.parametrize("says", ["it has another role", "it aborts"])
+@pytest.mark.parametrize("says", ["it has another role", "it aborts", "it is full"])
 async def test_an_engine_that_was_gone_is_alive_when_it_answers(
     make_world: MakeWorld, engine: Engine, monkeypatch: Any, says: str
 ) -> None:
@@ -205,8 +205,8 @@ async def test_an_engine_that_was_gone_is_alive_when_it_answers(
     monkeypatch.setattr("services.proxy.calls.HOLDS_S", 600.0)
     monkeypatch.setattr("services.proxy.calls.LONGEST_WAIT_S", 0.01)
     world: World = await make_world(ping_s=0.01)
-    answer = "stale" if says == "it has another role" else engine.ids([], finish="abort")
-    engine.script += ["lost", *[answer] * 1000]
+    answers = {"it has another role": "stale", "it aborts": engine.ids([], finish="abort"), "it is full": "full"}
+    engine.script += ["lost", *[answers[says]] * 1000]
     async with world.post(body_of("hi", stream=True)) as response:
         stream = Stream(response)
         await engine.until(3)
