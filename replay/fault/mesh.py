@@ -29,6 +29,7 @@ from replay.worlds.world import World
 from schemas import streams
 from schemas.envelope import Event
 from schemas.errors import GyreError
+from schemas.ids import proxy_ids
 from services.mesh.bus import Stored
 from services.mesh.codec import decode
 from services.mesh.health import HealthFace
@@ -88,6 +89,9 @@ class Mesh:
             setting.seed, network=self.network, life=self._world_life, scripts=scenario.scripts(setting.seed)
         )
         self.members = {name: Member(self, name, self._line(name)) for name in setting.instances()}
+        self._proxies = [self.members[name] for name in proxy_ids(setting.config.proxy.count)]
+        self._asks = random.Random(f"{setting.seed}:balance")
+        self.world.balance = self._balance
         self.violations: list[Violation] = []
         self.rows = WorldRows()
         self.watchers: list[Callable[[Event], None]] = []
@@ -114,8 +118,9 @@ class Mesh:
     def _lag_s(self, name: str) -> float:
         """In some runs one reads everything late, mostly the proxy: what it does on old routes must do no harm."""
         draw = random.Random(f"{self.setting.seed}:lag")
+        proxy = proxy_ids(self.setting.config.proxy.count)[-1]
         lags, who, seconds = draw.random() < LAGGING, draw.choice(self.setting.instances()), draw.uniform(1.0, 120.0)
-        return seconds if lags and name == ("proxy" if draw.random() < 0.7 else who) else 0.0
+        return seconds if lags and name == (proxy if draw.random() < 0.7 else who) else 0.0
 
     async def run(self, begin: Callable[[], None]) -> None:
         """To its end, or until it is stuck. `begin` is called once the run has started."""
@@ -138,6 +143,11 @@ class Mesh:
         for member in self.members.values():
             if member.life is not None:
                 member.life.kill()
+
+    def _balance(self, address: str) -> str:
+        """Mostly the proxy that the execution belongs to; else any that is there, as a balancer before them would."""
+        others = [member.health.url for member in self._proxies if member.there and member.health]
+        return self._asks.choice(others) if len(self._proxies) > 1 and others and self._asks.random() < 0.3 else address
 
     def lose_host(self, host: str, *, down_s: float) -> bool:
         """A cell's host, or the one of the harness: its processes die and its disk is empty when they come back.

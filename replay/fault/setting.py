@@ -7,6 +7,7 @@ import msgspec
 from replay.worlds import scenario, wiring
 from schemas.config import Config
 from schemas.events import RunStarted
+from schemas.ids import proxy_ids
 
 RUN = "r-fault"
 START_US = 1_767_225_600_000_000
@@ -32,7 +33,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """Names of the processes of the mesh."""
         cells = [f"cell-{index}" for index in range(self.config.cells.count)]
         pool = [f"rollout-pool-{index}" for index in range(self.config.cells.pool)]
-        return [*wiring.WORKERS, *pool, *(f"{service}-{cell}" for cell in cells for service in ("rollout", "trainer"))]
+        proxies = proxy_ids(self.config.proxy.count)
+        return [*wiring.WORKERS, *proxies, *pool, *(f"{service}-{cell}" for cell in cells for service in ("rollout", "trainer"))]
 
 
 def setting_of(seed: int) -> Setting:

@@ -133,7 +133,8 @@ class Agent:
         self._world.asked.append(asked)
         try:
             async with asyncio.timeout(PATIENCE_S * max(self._world.scripts.pace, 1e-3)):
-                status, answer = await self._world.network.ask(self._address, self._path, headers, body)
+                address = self._world.balance(self._address)
+                status, answer = await self._world.network.ask(address, self._path, headers, body)
         except (ConnectionError, TimeoutError):
             asked.outcome, asked.ended_s = "left", now()
             return None

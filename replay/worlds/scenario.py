@@ -91,6 +91,7 @@ def config_of(seed: int, *, pace: float = 1.0) -> Config:
     }
     _vary(tree, Random(f"{seed}:strategy"))
     _oversample(tree, Random(f"{seed}:oversample"))
+    _share(tree, Random(f"{seed}:proxies"))
     return from_tree(tree, where=f"seed {seed}")
 
 
@@ -103,6 +104,12 @@ def _vary(tree: dict[str, Any], draw: Random) -> None:
         cells.update(pool=draw.choice((1, 2)), pool_capacity=draw.choice((4, 6)))
     if scheduler["strategy"] == "async" and "pool" not in cells:
         cells["trainable"] = min(cells["trainable"], cells["count"] - 1)
+
+
+def _share(tree: dict[str, Any], draw: Random) -> None:
+    """A quarter of the seeds has two proxies, with something between them and harnesses that asks either."""
+    if draw.random() < 0.25:
+        tree["proxy"]["count"] = 2
 
 
 def _oversample(tree: dict[str, Any], draw: Random) -> None:

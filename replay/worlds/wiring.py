@@ -27,8 +27,8 @@ from services.scheduler import service as scheduler
 from services.trainer import service as trainer
 from services.trajectories import service as trajectories
 
-WORKERS = ("scheduler", "trajectories", "packer", "proxy", "harness", "evaluator")
-"""One of each; rollout and trainer are once a cell."""
+WORKERS = ("scheduler", "trajectories", "packer", "harness", "evaluator")
+"""One of each; there are `proxy.count` proxies, and rollout and trainer once a cell."""
 
 
 async def serve(world: World, context: Context, life: Life, *, number: int, rows: WorldRows) -> None:

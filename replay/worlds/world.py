@@ -190,6 +190,8 @@ class World:
         self.records_end: Callable[[], int] = lambda: 0
         self.log_end: Callable[[], int] = lambda: 0
         """Last sequence of RECORDS, and of LOG, now."""
+        self.balance: Callable[[str], str] = str
+        """Which proxy a request goes to that is meant for the one at this address."""
         self._names = 0
         self._agents: dict[tuple[str, int], AgentScript] = {}
 

@@ -138,7 +138,7 @@ class Mesh:
         await self.bus.open_run()
         operator = Publisher(bus=self.bus, clock=SystemClock(), run=RUN, owner="operator", instance="test")
         await operator.say("run.started", RUN, self.started, id=f"{RUN}.started")
-        names = [(service, "") for service in wiring.WORKERS]
+        names = [(service, "") for service in (*wiring.WORKERS, "proxy")]
         cells = range(self.started.config.cells.count)
         names += [(service, f"cell-{index}") for service in ("rollout", "trainer") for index in cells]
         self._supervisors = [asyncio.create_task(self._supervise(service, cell)) for service, cell in names]
