@@ -34,6 +34,10 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="correct the line named") from None
     for override in overrides or []:
+        # By itself first: the file is not to blame for what it doesn't say.
+        alone: dict[str, Any] = {}
+        _apply(alone, override)
+        _refuse_unknown(alone, Config, f"--set {override}", "")
         _apply(tree, override)
     return from_tree(tree, where=str(path))
 

@@ -44,7 +44,16 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        # The reader of our output has gone; what it wanted it has.
-        sys.stderr.close()
-        code = 0
+        code = _unread()
+    except SystemExit as error:
+        # Rich ends the process with 1 then, which says something else here.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        code = _unread()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unread() -> int:
+    """The reader of our output has gone; what it wanted it has."""
+    sys.stderr.close()
+    return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -135,6 +137,13 @@ def _state(places: Places) -> str:
     return "" if places.root == Path("state").absolute() else f" --state {shlex.quote(str(places.root))}"
 
 
+def _unfound() -> str:
+    """What makes the shell find `gyre`, where it doesn't yet."""
+    if shutil.which("gyre"):
+        return ""
+    return f' (first: export PATH="{Path(sys.executable).parent}:$PATH")'
+
+
 def closing(summary: Summary, places: Places, *, again: str) -> list[str]:
     """The summary as lines: figures, targets, where things are, what to try next; `again` goes on with the run."""
     folder = places.run(summary.run)
@@ -159,7 +168,7 @@ def closing(summary: Summary, places: Places, *, again: str) -> list[str]:
         f"  workspaces   {folder / 'workspaces'}",
         f"  services     {folder / 'logs'}",
         "",
-        "Next:",
+        f"Next{_unfound()}:",
         *onward,
         f"  gyre export {summary.run} -o run.gyre{state}",
         "  gyre check run.gyre     invariants of the paper, over the log",

@@ -18,7 +18,9 @@ import pytest
 from replay.logfile import read_manifest
 from schemas.kinds import KINDS
 from services.cli import app, checks, preflight
+from services.cli.figures import Summary
 from services.cli.places import Places
+from services.cli.run_command import closing
 from services.mesh.nats_bus import connect
 from tests.cli.conftest import ROOT, TOML, write_policy, write_tasks
 from tests.replay.recorded import altered, first, recorded, write
@@ -75,6 +77,36 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.Capture
     assert "unknown key 'scheduler.phy'" in error
     assert "did you mean 'scheduler.phi'?" in error
     assert not (tmp_path / "state").exists()
+
+
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    """`| head` of a page that Rich draws, and of a help: neither is what exit code 1 means."""
+    log = ROOT / "tests" / "golden" / "simulated" / "C0.gyre"
+    for words in (["replay", str(log), "--at", "700"], ["replay", str(log)], ["bench", "--help"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli", *words],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            check=False,
+        )
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (0, b""), words
+
+
+def test_what_is_next_begins_where_the_shell_finds_no_gyre(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = Summary(
+        name="n", run="r-1", finished="steps_done", figures={}, targets={}, missed=[], ok=True, machine={}
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bin_ = Path(sys.executable).parent
+    assert f'Next (first: export PATH="{bin_}:$PATH"):' in closing(summary, places, again="gyre run FILE")
+    monkeypatch.setenv("PATH", str(bin_))
+    assert "Next:" in closing(summary, places, again="gyre run FILE")
 
 
 def test_a_missing_word_is_named_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,12 @@ def test_what_is_wrong_is_named(override: str, said: str) -> None:
         load(QUICKSTART, [override])
 
 
+def test_an_unknown_key_is_where_it_was_said() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, ["seed=1", "scheduler.n=4"])
+    assert caught.value.where == "--set scheduler.n=4"
+
+
 @pytest.mark.parametrize("name", ["", "absent.toml", "binary.toml", "open.toml"])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
