@@ -91,6 +91,8 @@ class Execution:
     async def load(self) -> None:
         """Take up what RECORDS holds of this attempt: a proxy that starts again knows every turn."""
         async with self._lock:
+            # What an earlier life had sent when it ended may arrive late.
+            self._ledger.doubtful = True
             self._take(await self._ledger.catch_up())
 
     async def refresh(self) -> None:
@@ -165,7 +167,7 @@ class Execution:
         """Stop, and say what RECORDS holds."""
         await self.stop(Refused(401, f"execution {self.execution} is over"))
         async with self._lock:
-            return await self._ledger.sealed(fenced=self._shared.several)
+            return await self._ledger.sealed(fenced=self._shared.several or self._ledger.doubtful)
 
     def _left_s(self) -> float:
         """Seconds left of the execution's budget, after which the harness service ends it."""

@@ -4,9 +4,9 @@
 
 An entry is published under its call's subject with an id of its content and its writer: publishing it again after an
 unknown outcome stores it once. Whoever hasn't read all that others stored gets a Conflict, catches up and decides again,
-so any number of proxies write one sequence. Where there are several, who seals stores `Closed` in the same way: whoever
-would append after it has to read it first, and is refused. The seal describes what lies in the stream before it,
-whatever we believe that we have written.
+so any number of proxies write one sequence. Where there are several, or an entry may still be on its way, who seals stores
+`Closed` in the same way: whoever would append after it has to read it first, and is refused. The seal describes what lies in
+the stream before it, whatever we believe that we have written.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Ledger:
         self._scope = streams.records_filter(run, execution, attempt)
         self.last = 0
         """Stream sequence up to which the owner knows the entries."""
+        self.doubtful = False
+        """Whether an entry may be on its way that nobody waits for any more: it is stored unless another comes before it."""
 
     def __repr__(self) -> str:
         return f"<Ledger {self._execution}.{self._attempt} [last {self.last}]>"
@@ -45,7 +47,13 @@ class Ledger:
     async def append(self, entry: RecordEntry) -> None:
         """Store one entry. Raises Conflict when there are entries that the owner doesn't know (then `catch_up`), and
         BusError when the outcome is unknown."""
-        self.last = await self._publish(entry, self.last)
+        self.doubtful = True
+        try:
+            self.last = await self._publish(entry, self.last)
+        except Conflict:
+            self.doubtful = False
+            raise
+        self.doubtful = False
 
     async def sealed(self, *, fenced: bool) -> ExecutionSealed:
         """Number, last sequence and digest of all entries; `fenced` stores first that none follows."""

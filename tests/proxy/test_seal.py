@@ -12,11 +12,11 @@ import pytest
 
 from schemas import streams
 from schemas.events import ExecutionSealed
-from schemas.records import CallRecord, Delivery
-from services.mesh.memory_bus import MemoryBus
+from schemas.records import CallRecord, Closed, Delivery
+from services.mesh.memory_bus import MemoryBus, PublishFate
 from services.mesh.nats_bus import connect
 from services.mesh.server import NatsServer
-from services.mesh.tree_codec import digest_records
+from services.mesh.tree_codec import decode_record, digest_records
 from services.proxy.records import Ledger
 from tests.proxy.bodies import body_of, call_text, result_of
 from tests.proxy.engines import Engine
@@ -29,6 +29,8 @@ async def check_seal(world: World, sealed: ExecutionSealed, execution: str = EXE
     end = await world.bus.last_seq(stream)
     scope = streams.records_filter(RUN, execution, attempt)
     stored = [entry async for entry in world.bus.read_range(stream, 0, end, subject_filter=scope)]
+    if stored and isinstance(decode_record(stored[-1].data), Closed):
+        stored.pop()
     assert (sealed.attempt, sealed.records) == (attempt, len(stored))
     assert sealed.last_record == (stored[-1].seq if stored else 0)
     assert sealed.digest == digest_records(entry.data for entry in stored)
@@ -54,6 +56,29 @@ async def test_seal_aborts_what_is_generated_and_counts_what_is_stored(world: Wo
     await world.finish("e-000001.01")
     other = await world.event("execution.sealed", after=sealed.seq)
     await check_seal(world, other.data, "e-000001.01")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_what_nobody_waits_for_any_more_is_not_stored_after_the_seal(world: World, earlier: bool) -> None:
+    """An entry whose outcome stayed unknown may still be on its way, be it that of an earlier life."""
+    bus = MemoryBus(world.broker, RUN, name="late")
+    ledger = Ledger(bus=bus, run=RUN, execution=EXECUTION, attempt=0, writer="proxy")
+    bus.publish_fate = lambda subject, msg_id: PublishFate.LATE
+    append = asyncio.create_task(ledger.append(Delivery(call="c-000001.00.0.0", execution=EXECUTION, attempt=0)))
+    await until(lambda: bool(bus._late))
+    append.cancel()
+    await asyncio.wait({append})
+    bus.publish_fate = lambda subject, msg_id: PublishFate.ANSWERED
+    if earlier:
+        await world.kill()
+        await world.start()
+        await world.finish()
+        sealed = (await world.event("execution.sealed")).data
+    else:
+        sealed = await ledger.sealed(fenced=ledger.doubtful)
+    assert bus.release_late() == 0 and sealed.records == 0
+    await check_seal(world, sealed)
+    await bus.close()
 
 
 async def test_seal_of_an_execution_that_never_called(world: World, engine: Engine) -> None:
