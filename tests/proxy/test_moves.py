@@ -277,13 +277,13 @@ async def test_the_cell_aborts_before_the_proxy_sees_the_move(stage: Stage) -> N
 async def test_the_end_of_an_execution_that_moves_is_its_end(stage: Stage) -> None:
     zero, one, _ = stage.players
     zero.deaf = 1000
-    ask = asyncio.create_task(stage.world.post(body_of("hi")).__aenter__())
+    ask = asyncio.create_task(stage.world.status(body_of("hi")))
     await zero.until(1)
     await stage.move(0, 1)
     await zero.abort_seen.wait()
     await stage.world.finish()
     assert (await stage.world.event("execution.sealed")).data.records == 0
-    assert (await ask).status == 401 and one.calls == []
+    assert await ask == 401 and one.calls == []
 
 
 async def test_only_the_calls_of_the_execution_that_moves_are_aborted(stage: Stage) -> None:

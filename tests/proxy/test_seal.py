@@ -42,7 +42,7 @@ async def test_seal_aborts_what_is_generated_and_counts_what_is_stored(world: Wo
     await world.ask(body_of("other"), execution="e-000001.01")
     await world.ask(body_of("hi", "ok", "go"))
     engine.hold = True
-    late = asyncio.create_task(world.post(body_of("late")).__aenter__())
+    late = asyncio.create_task(world.status(body_of("late")))
     streamed = asyncio.create_task(world.ask(body_of("stream", stream=True)))
     await engine.until(5)
     await world.finish()
@@ -50,7 +50,7 @@ async def test_seal_aborts_what_is_generated_and_counts_what_is_stored(world: Wo
     await check_seal(world, sealed.data)
     assert sealed.data.records == 2 and sealed.entity == EXECUTION
     assert sorted(engine.aborted) == sorted(call["rid"] for call in engine.calls[3:])
-    assert (await late).status == 401
+    assert await late == 401
     assert isinstance((await asyncio.gather(streamed, return_exceptions=True))[0], AssertionError)
     engine.release.set()
     await world.finish("e-000001.01")
@@ -187,11 +187,11 @@ async def test_an_undelivered_answer_is_on_nobodys_path(world: World, engine: En
 async def test_a_new_attempt_has_a_tree_and_a_token_of_its_own(world: World, engine: Engine) -> None:
     await world.ask(body_of("hi"))
     engine.hold = True
-    late = asyncio.create_task(world.post(body_of("late")).__aenter__())
+    late = asyncio.create_task(world.status(body_of("late")))
     await engine.until(2)
     await world.place(attempt=1)
     await engine.abort_seen.wait()
-    assert (await late).status == 401
+    assert await late == 401
     engine.hold = False
     async with world.post(body_of("hi")) as response:
         assert response.status == 401

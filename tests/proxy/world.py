@@ -206,6 +206,11 @@ class World:
     def post(self, body: dict[str, Any], path: str = "/v1/messages?beta=true", **who: Any) -> Any:
         return self.session.post(self.url + path, json=body, headers=self.headers(**who))
 
+    async def status(self, body: dict[str, Any], path: str = "/v1/messages?beta=true", **who: Any) -> int:
+        """Of an answer that nobody reads."""
+        async with self.post(body, path, **who) as response:
+            return int(response.status)
+
     async def ask(self, body: dict[str, Any], **who: Any) -> dict[str, Any]:
         """The answer, put together from the stream when it is one."""
         async with self.post(body, **who) as response:
