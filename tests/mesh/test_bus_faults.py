@@ -62,6 +62,22 @@ async def test_a_lost_acknowledgement_doubles_nothing(bus: MemoryBus, expect: in
     assert await bus.last_seq(LOG) == 1
 
 
+async def test_a_lost_acknowledgement_doubles_nothing_where_ids_are_forgotten_meanwhile(
+    bus: MemoryBus, clock: VirtualClock
+):
+    """As on a machine that slept between the two: the server's clock is past the window."""
+    fates = in_turn(PublishFate.ACK_LOST)
+
+    def asleep(subject: str, msg_id: str) -> PublishFate:
+        clock.advance(2 * int(DUPLICATE_WINDOW_S * MICROSECONDS))
+        return fates(subject, msg_id)
+
+    await say(bus, "e-1", "before")
+    bus.publish_fate = asleep
+    assert await say(bus, "e-1", "a") == 2
+    assert await bus.last_seq(LOG) == 2
+
+
 async def test_a_lost_publish_is_made_again(bus: MemoryBus):
     bus.publish_fate = in_turn(PublishFate.LOST, PublishFate.LOST)
     assert await say(bus, "e-1", "a", expect_last_subject=0) == 1
