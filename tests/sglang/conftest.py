@@ -45,9 +45,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(policies: Policies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """What they serve is each test's business."""
+    """What they serve is each test's business. They end with the module: an idle server keeps half a core busy."""
     folder = tmp_path_factory.mktemp("servers")
     with (
         Server(policies.taught, version=1, context_length=CONTEXT, folder=folder) as first,
