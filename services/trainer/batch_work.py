@@ -84,7 +84,8 @@ class BatchWork:
                 return
         result = await process.in_thread(cell.step)
         await self._save(batch, result)
-        await process.say(
+        # With the process that made it an update is gone, unless it was said before.
+        await process.say_next(
             "batch.stepped",
             batch.id,
             self._stepped(batch, join, done, result, as_of=self._as_of),
@@ -174,7 +175,7 @@ class BatchWork:
             digest=manifest.digest,
             log_sequence=await context.bus.last_seq(streams.log_stream(context.run)),
         )
-        await process.say(
+        await process.say_next(
             "checkpoint.saved",
             f"v{result.version:06d}",
             saved,

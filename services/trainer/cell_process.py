@@ -11,8 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from schemas import streams
 from schemas.envelope import Event
-from schemas.errors import TrainerError
+from schemas.errors import Conflict, TrainerError
 from schemas.units import Value
 from services.mesh.liveness import Watch
 from services.mesh.service import Context
@@ -125,6 +126,25 @@ class CellProcess:
         seq = await self.context.say(kind, entity, data, id=id, causation=causation, claim=claim)
         await self.until_folded(seq)
         return seq
+
+    async def say_next(
+        self, kind: str, entity: str, data: Value, *, id: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Says a fact as the next of all that trainers say: what a process says late, after its end, is refused, because the
+        one that took its place has spoken. `check` looks at `view` before each attempt, and raises where the fact is none
+        any more."""
+        scope, log = streams.owner_filter(self.context.run, "trainer"), streams.log_stream(self.context.run)
+        while True:
+            last = await self.context.bus.last_for(log, scope)
+            assert last is not None, "whoever says something has joined"
+            await self.until_folded(last.seq)
+            check()
+            try:
+                await self.say(kind, entity, data, id=id, claim=(scope, last.seq))
+            except Conflict:
+                await asyncio.sleep(0)
+            else:
+                return
 
     async def in_thread(self, act: Callable[[], T]) -> T:
         done: T = await self._worker(act)

@@ -10,12 +10,10 @@ fact is stored only while nothing that a trainer said is unknown to who says it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from schemas import events as e
-from schemas import streams
-from schemas.errors import Conflict, TrainerError
+from schemas.errors import TrainerError
 from services.trainer.cell_process import CellProcess
 
 if TYPE_CHECKING:
@@ -60,30 +58,22 @@ class Restoring:
         process, view, context = self._process, self._process.view, self._process.context
         if not self._stepped:
             return
-        scope, log = streams.owner_filter(context.run, "trainer"), streams.log_stream(context.run)
-        while True:
-            last = await context.bus.last_for(log, scope)
-            assert last is not None
-            await process.until_folded(last.seq)
+
+        def check() -> None:
             if view.stepped != self._stepped or view.exposed > cell.version:
                 raise TrainerError(
                     f"version {view.stepped} was made meanwhile, by a process that has ended",
                     where=context.instance,
                     remedy="its supervisor starts it again, from there",
                 )
-            restored = e.CheckpointRestored(version=cell.version, log_sequence=view.steps.get(cell.version, 0))
-            try:
-                await process.say(
-                    "checkpoint.restored",
-                    f"v{cell.version:06d}",
-                    restored,
-                    id=f"{context.run}.{context.cell}.restored.{view.processes[context.cell]}",
-                    claim=(scope, last.seq),
-                )
-            except Conflict:
-                await asyncio.sleep(0)
-            else:
-                return
+
+        await process.say_next(
+            "checkpoint.restored",
+            f"v{cell.version:06d}",
+            e.CheckpointRestored(version=cell.version, log_sequence=view.steps.get(cell.version, 0)),
+            id=f"{context.run}.{context.cell}.restored.{view.processes[context.cell]}",
+            check=check,
+        )
 
     def _choose(self, cell: Cell) -> tuple[int, list[tuple[int, str]]]:
         """The version to go on from, and what is wrong with those above it."""
