@@ -1,13 +1,16 @@
 """How a service says something: one publisher a process, with its fence.
 
 Decisions and facts of a deciding service leave through one lock with an expected last sequence over everything that the
-service says, so a second instance started by mistake loses and stops (Fenced). Other services publish without a fence;
-their write-once facts expect that nothing was said before.
+service says, so a second instance started by mistake loses and stops (Fenced). Other services publish without a fence:
+their write-once facts expect that nothing was said before, and what they may say again is said as the next under its
+subject. So nothing is published without an expected sequence: an attempt that is on its way for however long is refused
+once another was stored, whether or not the server still knows its id.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from schemas import streams
 from schemas.errors import Conflict, Fenced
@@ -60,7 +63,8 @@ class Publisher:
         causation: int = 0,
         claim: tuple[str, int] | None = None,
     ) -> int:
-        """Publish one event; returns its sequence. Saying the same id again changes nothing.
+        """Publish one event; returns its sequence. Saying an id again changes nothing: at once, and later unless
+        something else was said under its subject.
 
         `claim` is (subject filter, expected last sequence): Conflict when somebody else answered first. A write-once
         fact that was said with another id before is a Conflict too.
@@ -79,26 +83,37 @@ class Publisher:
         ce = codec.headers(
             id=id, run=self.run, kind=kind, entity=entity, owner=self.owner, time_us=self._clock.now_us()
         )
-        expect_filter, expect = claim if claim else (None, None)
-        if claim is None and self._fence is None and KINDS[kind].once:
-            expect_filter, expect = subject, 0
+        log, own = streams.log_stream(self.run), streams.owner_filter(self.run, self.owner)
+
+        async def attempt(scope: str, expected: int) -> int:
+            return await self._bus.publish(
+                log, subject, payload, msg_id=id, headers=ce, expect_last_subject=expected, expect_filter=scope
+            )
+
         async with self._lock:
-            if claim is None and self._fence is not None:
-                expect_filter, expect = streams.owner_filter(self.run, self.owner), self._fence
-            try:
-                seq = await self._bus.publish(
-                    streams.log_stream(self.run),
-                    subject,
-                    payload,
-                    msg_id=id,
-                    headers=ce,
-                    expect_last_subject=expect,
-                    expect_filter=expect_filter,
-                )
-            except Conflict:
-                if self._fence is None or claim is not None:
-                    raise
-                raise fenced(self.owner, self.run, await newest_process(self._bus, self.run, self.instance)) from None
+            if claim is not None:
+                seq = await attempt(*claim)
+            elif self._fence is not None:
+                try:
+                    seq = await attempt(own, self._fence)
+                except Conflict:
+                    other = await newest_process(self._bus, self.run, self.instance)
+                    raise fenced(self.owner, self.run, other) from None
+            elif KINDS[kind].once:
+                seq = await attempt(subject, 0)
+            else:
+                seq = await self._say_next(subject, id, attempt)
             if self._fence is not None:
                 self._fence = max(self._fence, seq)
         return seq
+
+    async def _say_next(self, subject: str, id: str, attempt: Callable[[str, int], Awaitable[int]]) -> int:
+        while True:
+            last = await self._bus.last_for(streams.log_stream(self.run), subject)
+            if last is not None and last.msg_id == id:
+                return last.seq
+            try:
+                return await attempt(subject, last.seq if last is not None else 0)
+            except Conflict:
+                # Somebody spoke in between: an earlier process of ours that is heard late.
+                continue
