@@ -9,7 +9,7 @@ from schemas.ids import execution_id
 from schemas.units import check
 from services.harness.service import serve
 from tests.harness.agents import GOOD, HANG, alive, file_of, workspace
-from tests.harness.test_harness_service import E0, again, finish_of, place, proxy_joins, world_of
+from tests.harness.world import E0, again, finish_of, place, proxy_joins, world_of
 from tests.mesh.workers import World, serving
 
 E1, E2 = execution_id(0, 1), execution_id(0, 2)
