@@ -79,3 +79,26 @@ def with_evidence(evidence: Evidence, **values: Any) -> Evidence:
 Case = tuple[Callable[[Log], Log] | None, Callable[[Evidence], Evidence] | None, str]
 """How the log is changed, how the evidence is, and a part of what must be said."""
 Cases = Mapping[str, list[Case]]
+
+
+def tampered(value: Any, **values: Any) -> Any:
+    return msgspec.structs.replace(value, **values)
+
+
+def raised(amount: int) -> Any:
+    return lambda value: value + amount
+
+
+def moved(target: str, phase: str) -> Any:
+    return of("cell.role-transition", target=target, phase=phase)
+
+
+def trained(kind: str) -> Any:
+    """Events of a kind about executions that aren't held out."""
+    return lambda event: event.kind == kind and not event.entity.startswith("e-h")
+
+
+def after_its(log: Log, kind: str, behind: str) -> Log:
+    """The first event of the kind about a training execution moves behind the other kind's of the same."""
+    entity = log[find(log, trained(kind))].entity
+    return later(log, trained(kind), lambda event: event.kind == behind and event.entity == entity)
