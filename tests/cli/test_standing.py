@@ -15,7 +15,7 @@ import pytest
 
 from schemas.config import Config
 from schemas.events import RunFinished
-from services.cli import app, background, logs
+from services.cli import background, logs
 from services.cli.places import Places
 from services.cli.service_command import service_command
 from services.cli.standing import is_over, newest, open_or_find, until_replaced, wait_for_run
@@ -24,6 +24,7 @@ from services.mesh.nats_bus import connect
 from services.mesh.publisher import Publisher
 from services.mesh.server import NatsServer
 from services.mesh.service import Context, announce, open_context, run_service
+from tests.cli.command import gyre
 from tests.cli.conftest import ROOT, TOML, write_policy, write_tasks
 
 
@@ -116,13 +117,13 @@ def test_the_command_opens_and_a_service_takes_it(tmp_path: Path, nats_server: N
     write_policy(state / "cache" / "policy")
     environment = {**os.environ, "GYRE_STATE": str(state), "GYRE_NATS": nats_server.url, "GYRE_HOST": "localhost"}
 
-    def gyre(*words: str) -> subprocess.Popen[bytes]:
+    def began(*words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "services.cli", *words]
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
 
-    with gyre("service", "scheduler", "--here", str(tmp_path)) as service:
+    with began("service", "scheduler", "--here", str(tmp_path)) as service:
         try:
-            with gyre("open", str(file), "--json") as opening:
+            with began("open", str(file), "--json") as opening:
                 opened = msgspec.json.decode(opening.communicate(timeout=60)[0], type=dict[str, object])
             assert opening.returncode == 0
             assert opened["opened"] is True
@@ -149,9 +150,7 @@ def test_the_command_opens_and_a_service_takes_it(tmp_path: Path, nats_server: N
 def test_open_needs_a_bus(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYRE_NATS", raising=False)
     (tmp_path / "tiny.toml").write_text(TOML)
-    with pytest.raises(SystemExit) as caught:
-        app.main(["open", str(tmp_path / "tiny.toml"), "--state", str(tmp_path / "state")])
-    assert caught.value.code == 2
+    assert gyre("open", tmp_path / "tiny.toml", "--state", tmp_path / "state") == 2
     assert "--nats URL" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 

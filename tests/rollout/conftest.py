@@ -1,18 +1,23 @@
-"""A tiny random policy, its checkpoint folder, and batchers over it."""
+"""A tiny random policy, its checkpoint folder, and batchers over it; a stage for a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from services.mesh.bus import Bus
+from services.mesh.clock import SystemClock
+from services.mesh.memory_broker import MemoryBroker
+from services.mesh.memory_bus import MemoryBus
 from services.mesh.weights.layout import Qwen3Config
 from services.rollout.reference.batcher import Batcher
 from services.rollout.reference.decode import PagedDecoder
 from services.rollout.reference.kv import BLOCK_SIZE
 from services.rollout.reference.model import Qwen3, flatten, initialise, save
+from tests.rollout.stage import RUN, Stage
 
 CONFIG = Qwen3Config(
     vocab_size=96,
@@ -73,3 +78,16 @@ def make_batcher(model: Qwen3) -> MakeBatcher:
         )
 
     return make
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
+    await bus.open_run()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def stage(bus: Bus, tmp_path: Path) -> Stage:
+    return Stage(bus, tmp_path, drain_s=60.0)

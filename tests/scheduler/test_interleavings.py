@@ -12,7 +12,7 @@ from schemas.config import Config
 from services.mesh.decider import Driver
 from services.scheduler.core.state import State
 from services.scheduler.decider import Scheduler
-from tests.scheduler.test_scheduler import Watch, check_index
+from tests.scheduler.watch import Watch, check_index
 from tests.scheduler.world import RUN, World, small_config
 
 

@@ -10,7 +10,7 @@ from schemas import events as e
 from schemas.envelope import Decision
 from services.scheduler.core import measurements
 from services.scheduler.core.state import ordered
-from tests.scheduler.test_scheduler import Watch
+from tests.scheduler.watch import Watch
 from tests.scheduler.world import RUN, World, small_config
 
 

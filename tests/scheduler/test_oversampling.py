@@ -10,7 +10,7 @@ from schemas import events as e
 from schemas.envelope import Decision
 from schemas.units import check
 from services.scheduler.core.state import State
-from tests.scheduler.test_scheduler import Watch
+from tests.scheduler.watch import Watch
 from tests.scheduler.world import World, small_config
 
 

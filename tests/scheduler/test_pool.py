@@ -10,7 +10,7 @@ from schemas import events as e
 from schemas.errors import ConfigError
 from schemas.ids import in_pool
 from services.scheduler.core.state import served_capacity
-from tests.scheduler.test_scheduler import Watch
+from tests.scheduler.watch import Watch
 from tests.scheduler.world import World, small_config
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextvars import copy_context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,59 +13,11 @@ from replay.virtual.loop import VirtualLoop
 from replay.worlds.disk import DAMAGED, Disk
 from replay.worlds.exchange import WorldExchange
 from replay.worlds.group import ANSWER_S, TIMEOUT_S, WorldGroup
-from replay.worlds.training import Inline, Takes, WorldCell, swapped, wrong_steps
+from replay.worlds.training import Inline, Takes, swapped
 from replay.worlds.world import CHECKPOINTS, CellScript, Flat, World
 from schemas import events as e
-from schemas.envelope import Event
 from schemas.errors import TrainerError, TransportError
-from schemas.micro_steps import MicroStep
-from schemas.units import GapStats, RowRef
-from services.trainer.batch_view import Meeting
-
-SCRIPT = CellScript(micro_step_s=1, step_s=1, memory_s=1, save_s=1, move_s=1)
-FOLDER = Path("/run/checkpoints/v000001")
-Main = Callable[[Life], Coroutine[Any, Any, None]]
-
-
-def micro_step(index: int, targets: int) -> MicroStep:
-    size = targets + 1
-    return MicroStep(
-        micro_step=f"m-000001.{index:03d}",
-        batch="b-000001",
-        cu_seqlens=b"",
-        tokens=bytes(4 * size),
-        targets=b"\x00" + b"\x01" * targets,
-        behaviour_logprob=bytes(4 * size),
-        temperature=bytes(4 * size),
-        token_version=bytes(4 * size),
-        row_execution=bytes(4),
-        executions=("e-000001.00",),
-        advantages=(1.0,),
-        target_counts=(targets,),
-    )
-
-
-def cell_of(world: World, name: str = "cell-0") -> WorldCell:
-    return WorldCell(world, name, SCRIPT, world.disks[CHECKPOINTS])
-
-
-def lives(loop: VirtualLoop, *mains: Main) -> list[Life]:
-    """Runs programs, each in a life of its own, until all are over."""
-    begun = []
-    for index, main in enumerate(mains):
-        life = Life(loop, f"trainer-cell-{index}")
-        life.begin(main(life))
-        begun.append(life)
-
-    async def over() -> None:
-        await asyncio.wait([life.ended for life in begun])
-
-    loop.run_until_complete(over())
-    return begun
-
-
-def meeting(rank: int, size: int, rendezvous: str, key: str = "k", batch: str = "b-000001") -> Meeting:
-    return Meeting(rendezvous=rendezvous, key=key, batch=batch, rank=rank, size=size)
+from tests.replay.worlds.training_cells import FOLDER, SCRIPT, Main, cell_of, lives, meeting, micro_step
 
 
 def test_a_step_counts_each_target_once(loop: VirtualLoop, world: World) -> None:
@@ -313,88 +263,6 @@ def test_an_exposure_lives_as_long_as_its_process(loop: VirtualLoop, world: Worl
     for life in lives(loop, core, satellite):
         life.ended.result()
     assert world.exposures == {}
-
-
-def said(seq: int, kind: str, entity: str, data: Any) -> Event:
-    return Event(
-        seq=seq, time_us=seq, kind=kind, entity=entity, owner="", instance="", causation=0, id=str(seq), data=data
-    )
-
-
-def test_steps_that_added_up_something_else_are_found(world: World) -> None:
-    cell = cell_of(world)
-
-    async def train(names: list[int]) -> None:
-        cell.begin_batch()
-        for index in names:
-            await cell.micro_step(micro_step(index, 3 + index))
-        await cell.step()
-
-    def log() -> list[Event]:
-        rows = [RowRef(execution="e-000001.00", draw=0, tokens=9, targets=3)]
-        more = [RowRef(execution="e-000001.01", draw=0, tokens=9, targets=4)]
-        digest = cell.flat_weights().digest
-        zero = GapStats()
-        return [
-            said(1, "micro-step.enqueued", "m-000001.000", _enqueued(0, rows)),
-            said(2, "micro-step.enqueued", "m-000001.001", _enqueued(1, more)),
-            said(3, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=2)),
-            said(4, "batch.stepped", "b-000001", _stepped(zero)),
-        ]
-
-    asyncio.run(train([0, 1]))
-    assert wrong_steps(log(), world.steps) == []
-    for wrong in ([0], [0, 0, 1], [0, 1, 2]):
-        world.steps.clear()
-        cell.version = 0
-        asyncio.run(train(wrong))
-        assert len(wrong_steps(log(), world.steps)) == 1
-    assert "nobody made the step" in wrong_steps(log(), [])[0]
-
-
-def test_a_step_on_other_weights_than_were_saved_is_found_and_so_is_their_exposure(world: World) -> None:
-    cell = cell_of(world)
-    cell.load_flat(Flat("foreign", 0), version=0)
-    cell.begin_batch()
-    asyncio.run(cell.step())
-    digest = cell.flat_weights().digest
-    log = [
-        said(1, "checkpoint.saved", "v", e.CheckpointSaved(version=1, path="", digest=digest, log_sequence=0)),
-        said(2, "batch.stepped", "b-000001", _stepped(GapStats())),
-        said(3, "weights.exposed", "cell-0", _exposed(digest)),
-        said(4, "weights.exposed", "cell-0", _exposed("other")),
-    ]
-    assert wrong_steps(log, world.steps) == [
-        "b-000001: made on other weights than were saved of version 0",
-        "4: exposed weights that were never saved as version 1",
-    ]
-
-
-def _exposed(digest: str) -> e.WeightsExposed:
-    return e.WeightsExposed(version=1, purpose="publish", address={"digest": digest}, bytes=64)
-
-
-def _enqueued(index: int, rows: list[RowRef]) -> e.MicroStepEnqueued:
-    return e.MicroStepEnqueued(batch="b-000001", index=index, blob="", tokens=9, rows=rows)
-
-
-def _stepped(gap: GapStats) -> e.BatchStepped:
-    return e.BatchStepped(
-        step=1,
-        version=1,
-        members=["cell-0"],
-        loss=0.0,
-        grad_norm=1.0,
-        lr=1.0,
-        micro_steps=2,
-        tokens=18,
-        targets=7,
-        executions=2,
-        masked=0,
-        reward=0.0,
-        gap=gap,
-        seconds=1.0,
-    )
 
 
 def test_what_is_put_back_is_what_was_whole_last() -> None:
