@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.harnesses.script import Rule, call, say, think, turn
+from tests.harnesses.counting import DONE, TASK, asked, both_are_back, counts, look, waiting
+from tests.harnesses.script import Rule, call, say, turn
 from tests.harnesses.stage import Stage
 
-TASK = "BEGIN the task."
-DONE = "All is counted."
 WINDOW = 200_000
 """Tokens that Claude Code believes it has; it compacts some way below."""
 
@@ -47,40 +46,25 @@ def much(letter: str) -> str:
 
 
 def agent(letter: str) -> str:
-    prompt = f"COUNT {letter} please."
+    prompt = asked(letter)
     return call("Agent", description=f"count {letter}", prompt=prompt, subagent_type="general-purpose")
 
 
 def rules(*, waits: bool) -> list[Rule]:
     """The policy. With `waits` sub-agents run in the background, and the main agent is told when one is back."""
     summary = say("<analysis>\nAll was seen.\n</analysis>\n<summary>\nTwo agents have counted.\n</summary>")
-    told = [
-        Rule("waiting", lambda seen: "Async agent launched" in seen.news, turn(say("I wait for them."))),
-        Rule("one-back", _one_is_back, turn(say("One of them is back.")), times=1, optional=True),
-    ]
     return [
         Rule("summary", lambda seen: "CRITICAL: Respond with TEXT ONLY" in seen.news, turn(summary)),
         Rule("end", lambda seen: "This session is being continued" in seen.prompt, turn(say(DONE))),
-        Rule(
-            "look",
-            lambda seen: TASK in seen.news,
-            turn(think("What is here?"), say("I look."), bash("echo LOOK-1"), bash("printf '%s' '<|im_end|>'")),
-        ),
+        look(bash),
         Rule(
             "spawn",
             lambda seen: "LOOK-1" in seen.news,
             turn(say("\n\n"), agent("A"), agent("B")),
         ),
-        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(bash("echo RESULT-A"))),
-        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(bash("echo RESULT-B"))),
-        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
-        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
-        *(told if waits else []),
-        Rule("read", lambda seen: "A is 1." in seen.prompt and "B is 2." in seen.prompt, turn(much("p"))),
+        *counts(bash),
+        *(waiting("Async agent launched") if waits else []),
+        Rule("read", both_are_back, turn(much("p"))),
         Rule("read-on", lambda seen: "p" * 1000 in seen.news, turn(say("More."), much("q"), much("r"))),
         Rule("last", lambda seen: "r" * 1000 in seen.news, turn(say("Enough."), bash("echo LAST"))),
     ]
-
-
-def _one_is_back(seen: Any) -> bool:
-    return "<task-notification>" in seen.news and ("A is 1." in seen.prompt) != ("B is 2." in seen.prompt)

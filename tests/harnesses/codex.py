@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.harnesses.script import Rule, Seen, Turn, call, say, think, turn
+from tests.harnesses.counting import DONE, TASK, asked, both_are_back, counts, look
+from tests.harnesses.script import Rule, Seen, Turn, call, say, turn
 from tests.harnesses.stage import Stage
 
-TASK = "BEGIN the task."
-DONE = "All is counted."
 COMPACT_AT = 45_000
 """Tokens of a conversation from which on it is compacted; some 40,000 are instructions and tools."""
 AGENT = re.compile(r'"agent_id":\s*"([^"]+)"')
@@ -72,7 +71,7 @@ def shell(command: str) -> str:
 
 
 def spawn(letter: str) -> str:
-    return call("multi_agent_v1__spawn_agent", message=f"COUNT {letter} please.")
+    return call("multi_agent_v1__spawn_agent", message=asked(letter))
 
 
 def rules() -> list[Rule]:
@@ -80,18 +79,11 @@ def rules() -> list[Rule]:
     return [
         Rule("summary", lambda seen: "CONTEXT CHECKPOINT COMPACTION" in seen.news, turn(summary)),
         Rule("end", lambda seen: "Another language model started" in seen.prompt, turn(say(DONE))),
-        Rule(
-            "look",
-            lambda seen: TASK in seen.news,
-            turn(think("What is here?"), say("I look."), shell("echo LOOK-1"), shell("printf '%s' '<|im_end|>'")),
-        ),
+        look(shell),
         Rule("spawn", lambda seen: "LOOK-1" in seen.news, turn(spawn("A"), spawn("B"))),
-        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(shell("echo RESULT-A"))),
-        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(shell("echo RESULT-B"))),
-        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
-        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
+        *counts(shell),
         Rule("wait", lambda seen: len(AGENT.findall(seen.news)) == 2, _wait),
-        Rule("read", _both_are_back, turn(shell("head -c 30000 /dev/zero | tr '\\0' p"))),
+        Rule("read", both_are_back, turn(shell("head -c 30000 /dev/zero | tr '\\0' p"))),
         Rule("last", lambda seen: "p" * 1000 in seen.news, turn(say("Enough."), shell("echo LAST"))),
     ]
 
@@ -99,7 +91,3 @@ def rules() -> list[Rule]:
 def _wait(seen: Seen) -> Turn:
     """One call for each: a call is back when the first of its targets is."""
     return turn(*(call("multi_agent_v1__wait_agent", targets=[agent]) for agent in AGENT.findall(seen.news)))
-
-
-def _both_are_back(seen: Seen) -> bool:
-    return "A is 1." in seen.prompt and "B is 2." in seen.prompt

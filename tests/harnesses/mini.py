@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.harnesses.counting import TASK
 from tests.harnesses.script import Rule, call, say, think, turn
 from tests.harnesses.stage import Stage
-
-TASK = "BEGIN the task."
 
 
 async def run_mini(stage: Stage, program: Path) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.harnesses.script import Rule, call, say, think, turn
+from tests.harnesses.counting import DONE, TASK, asked, counts, look
+from tests.harnesses.script import Rule, call, say, turn
 from tests.harnesses.stage import Stage
-
-TASK = "BEGIN the task."
-DONE = "All is counted."
 
 
 async def run_opencode(stage: Stage, program: Path) -> str:
@@ -41,21 +39,14 @@ def bash(command: str) -> str:
 
 
 def agent(letter: str) -> str:
-    return call("task", description=f"count {letter}", prompt=f"COUNT {letter} please.", subagent_type="general")
+    return call("task", description=f"count {letter}", prompt=asked(letter), subagent_type="general")
 
 
 def rules() -> list[Rule]:
     return [
         Rule("title", lambda seen: "title generator" in seen.system, turn(say("A title"))),
-        Rule(
-            "look",
-            lambda seen: TASK in seen.news,
-            turn(think("What is here?"), say("I look."), bash("echo LOOK-1"), bash("printf '%s' '<|im_end|>'")),
-        ),
+        look(bash),
         Rule("spawn", lambda seen: "LOOK-1" in seen.news, turn(say("Two agents."), agent("A"), agent("B"))),
-        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(bash("echo RESULT-A"))),
-        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(bash("echo RESULT-B"))),
-        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
-        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
+        *counts(bash),
         Rule("end", lambda seen: "A is 1." in seen.news and "B is 2." in seen.news, turn(say(DONE))),
     ]

@@ -6,11 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from tests.harnesses.script import Rule, Seen, call, say, think, turn
+from tests.harnesses.counting import DONE, TASK, asked, both_are_back, counts, look, waiting
+from tests.harnesses.script import Rule, call, say, turn
 from tests.harnesses.stage import Stage
 
-TASK = "BEGIN the task."
-DONE = "All is counted."
 WINDOW = 165_000
 """Tokens that Qwen Code believes it has; it compacts some way below."""
 
@@ -46,7 +45,7 @@ def bash(command: str) -> str:
 
 
 def agent(letter: str) -> str:
-    prompt = f"COUNT {letter} please."
+    prompt = asked(letter)
     return call("agent", description=f"count {letter}", prompt=prompt, subagent_type="general-purpose")
 
 
@@ -64,23 +63,11 @@ def rules(work: Path) -> list[Rule]:
     return [
         Rule("summary", lambda seen: "component that summarizes" in seen.system + seen.news, turn(summary)),
         Rule("end", lambda seen: "Two agents have counted." in seen.prompt, turn(say(DONE))),
-        Rule(
-            "look",
-            lambda seen: TASK in seen.news,
-            turn(think("What is here?"), say("I look."), bash("echo LOOK-1"), bash("printf '%s' '<|im_end|>'")),
-        ),
+        look(bash),
         Rule("spawn", lambda seen: "LOOK-1" in seen.news, turn(say("Two agents."), agent("A"), agent("B"))),
-        Rule("count-a", lambda seen: "COUNT A please" in seen.news, turn(bash("echo RESULT-A"))),
-        Rule("count-b", lambda seen: "COUNT B please" in seen.news, turn(bash("echo RESULT-B"))),
-        Rule("counted-a", lambda seen: "RESULT-A" in seen.news, turn(say("A is 1."))),
-        Rule("counted-b", lambda seen: "RESULT-B" in seen.news, turn(say("B is 2."))),
-        Rule("waiting", lambda seen: "Background agent launched" in seen.news, turn(say("I wait for them."))),
-        Rule("one-back", _one_is_back, turn(say("One of them is back.")), times=1, optional=True),
-        Rule("read", lambda seen: "A is 1." in seen.prompt and "B is 2." in seen.prompt, turn(much(work, "p", 200))),
+        *counts(bash),
+        *waiting("Background agent launched"),
+        Rule("read", both_are_back, turn(much(work, "p", 200))),
         Rule("read-on", lambda seen: "p" * 99 in seen.news, turn(say("More."), much(work, "q", 180), much(work, "r", 180))),
         Rule("last", lambda seen: "r" * 99 in seen.news, turn(say("Enough."), bash("echo LAST"))),
     ]
-
-
-def _one_is_back(seen: Seen) -> bool:
-    return "<task-notification>" in seen.news and ("A is 1." in seen.prompt) != ("B is 2." in seen.prompt)

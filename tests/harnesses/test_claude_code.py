@@ -14,8 +14,9 @@ import pytest
 
 from services.mesh.chat import ChatTokenizer
 from tests.harnesses.checks import calls_are_unique, keeps, prints_no_end, shape, was_moved
-from tests.harnesses.claude_code import DONE, rules, run_claude
+from tests.harnesses.claude_code import rules, run_claude
 from tests.harnesses.conftest import Program
+from tests.harnesses.counting import DONE
 from tests.harnesses.stage import Mover, staged
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for

@@ -9,8 +9,9 @@ import pytest
 
 from services.mesh.chat import ChatTokenizer
 from tests.harnesses.checks import calls_are_unique, prints_no_end, shape, was_moved
-from tests.harnesses.codex import DONE, rules, run_codex
+from tests.harnesses.codex import rules, run_codex
 from tests.harnesses.conftest import Program
+from tests.harnesses.counting import DONE
 from tests.harnesses.stage import Mover, staged
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(400)]  # an installation may be waited for

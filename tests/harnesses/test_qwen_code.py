@@ -10,7 +10,8 @@ import pytest
 from services.mesh.chat import ChatTokenizer
 from tests.harnesses.checks import calls_are_unique, keeps, prints_no_end, shape, was_moved
 from tests.harnesses.conftest import Program
-from tests.harnesses.qwen_code import DONE, rules, run_qwen
+from tests.harnesses.counting import DONE
+from tests.harnesses.qwen_code import rules, run_qwen
 from tests.harnesses.stage import Mover, staged
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
