@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cli import app
+from services.cli.app import app, main
 
 
 def gyre(*words: object) -> int:
     """Exit code of the command, run in this process."""
     with pytest.raises(SystemExit) as caught:
-        app.main([str(word) for word in words])
+        main([str(word) for word in words])
     assert isinstance(caught.value.code, int)
     return caught.value.code
 
@@ -28,3 +28,10 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     text = capsys.readouterr().err
     assert text.startswith("gyre: ") and "\n  -> " in text and "Traceback" not in text, text
     return text
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    """What a command prints that ends with this code and raises nothing."""
+    capsys.readouterr()
+    assert app([str(each) for each in words]) == code
+    return capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.config import Config
 from schemas.config_file import load
+from services.cli.app import app
 from services.cli.launch import Plan
 from services.cli.places import Places
 from services.cli.progress import Progress
@@ -62,6 +63,14 @@ class Remembering:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Log of a small simulated run; nobody writes to it."""
+    path = tmp_path_factory.mktemp("log") / "small.gyre"
+    assert app(["simulate", "small", "--set", "run.steps=3", "-o", str(path)]) == 0
+    return path
 
 
 @pytest.fixture

@@ -17,19 +17,7 @@ from replay.debugging.moments import Walk, point
 from replay.logfile import read
 from schemas.errors import ConfigError
 from services.cli.app import app
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("log") / "small.gyre"
-    assert app(["simulate", "small", "--set", "run.steps=3", "-o", str(path)]) == 0
-    return path
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    capsys.readouterr()
-    assert app([str(each) for each in words]) == code
-    return capsys.readouterr().out
+from tests.cli.command import said
 
 
 def test_the_state_at_a_sequence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

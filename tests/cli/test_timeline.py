@@ -15,13 +15,6 @@ from schemas.errors import ConfigError
 from services.cli.app import app
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("log") / "small.gyre"
-    assert app(["simulate", "small", "--set", "run.steps=3", "-o", str(path)]) == 0
-    return path
-
-
 @pytest.mark.parametrize(("suffix", "begin"), [("svg", "<svg"), ("html", "<!doctype html>"), ("json", '{"format":"gyre-timeline"')])
 def test_a_log_is_drawn(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, begin: str) -> None:
     file = tmp_path / "pictures" / f"run.{suffix}"

@@ -12,20 +12,8 @@ from replay.logwriter import LogWriter
 from schemas.errors import ConfigError, GyreError
 from services.cli.app import app
 from services.mesh import codec
+from tests.cli.command import said
 from tests.replay.whatif.simulated import simulated
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("log") / "small.gyre"
-    assert app(["simulate", "small", "--set", "run.steps=3", "-o", str(path)]) == 0
-    return path
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    capsys.readouterr()
-    assert app([str(each) for each in words]) == code
-    return capsys.readouterr().out
 
 
 def test_it_says_where_decisions_part_and_what_becomes_of_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
