@@ -57,6 +57,8 @@ class MemoryBus:
         self.closed = False
         self.up = self.smooth = broker.up
         self._up = asyncio.Event()
+        self._cuts = 0
+        """How often the connection was lost: what was on its way then has no answer, though there is a new one."""
         if broker.up:
             self._up.set()
         broker.clients[self] = None
@@ -86,6 +88,7 @@ class MemoryBus:
     def disconnect(self) -> None:
         """Fault: cuts this bus off; what is asked has no answer, publishes wait, readers fall silent."""
         self.up = self.smooth = False
+        self._cuts += 1
         self._up.clear()
         for answer in list(self._asking):
             _fail(answer, Unanswered("the connection was lost"))
@@ -153,7 +156,7 @@ class MemoryBus:
 
     async def _write(self, write: Callable[[], T], fate: PublishFate, timeout_s: float) -> T:
         """One request that changes something. `write` happens though we may be gone before we hear of it."""
-        line, broker = self.line, self.broker
+        line, broker, cuts = self.line, self.broker, self._cuts
         if not line.way_s:
             await asyncio.sleep(0)
         if fate is PublishFate.LATE:
@@ -168,7 +171,7 @@ class MemoryBus:
             if fate is PublishFate.ANSWERED:
                 if line.way_s:
                     await line.pause(2 * line.way_s)
-                if not self.up:
+                if self._cuts != cuts:
                     raise Unanswered("the connection was lost")
                 if error is not None:
                     raise error
@@ -300,12 +303,12 @@ class MemoryBus:
         self._check_open()
         while (left := deadline - loop.time()) > 0:
             if self.up:
-                answer = question()
+                answer, cuts = question(), self._cuts
                 if way_s:
                     await self.line.pause(2 * way_s)
                 else:
                     await asyncio.sleep(0)
-                if self.up:
+                if self._cuts == cuts:
                     return answer
             try:
                 await self._connected(left)

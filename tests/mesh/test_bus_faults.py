@@ -15,7 +15,7 @@ from services.mesh import publishing
 from services.mesh.bus import DUPLICATE_WINDOW_S, SequenceConflict
 from services.mesh.clock import MICROSECONDS, SystemClock, VirtualClock
 from services.mesh.memory_broker import MemoryBroker
-from services.mesh.memory_bus import DeliveryFate, MemoryBus, PublishFate
+from services.mesh.memory_bus import DeliveryFate, Line, MemoryBus, PublishFate
 from services.mesh.reading import Cursor, Verdict
 
 RUN = "r-1"
@@ -218,6 +218,25 @@ async def test_an_outage_delays_and_loses_nothing(bus: MemoryBus):
     assert not done
     bus.reconnect()
     assert (await publishing, (await reading).seq) == (2, 2)
+
+
+async def test_an_outage_shorter_than_the_way_of_an_answer_loses_it(broker: MemoryBroker) -> None:
+    """The message is stored, and whoever said it has a new connection when the answer would come."""
+    bus = MemoryBus(broker, RUN, name="test", line=Line(way_s=0.001))
+    await bus.open_run()
+    asked: list[str] = []
+
+    def cut(subject: str, msg_id: str) -> PublishFate:
+        asked.append(msg_id)
+        if len(asked) == 1:
+            asyncio.get_running_loop().call_soon(bus.disconnect)
+            asyncio.get_running_loop().call_soon(bus.reconnect)
+        return PublishFate.ANSWERED
+
+    bus.publish_fate = cut
+    assert await say(bus, "a", "1", expect_last_subject=0) == 1
+    assert asked == ["1", "1"], "what has no answer is tried again"
+    assert await sequences(bus, 1) == [1]
 
 
 async def test_an_outage_longer_than_the_deadline_is_unknown(bus: MemoryBus):
