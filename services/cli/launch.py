@@ -39,6 +39,7 @@ from services.cli.preflight import code_identity
 from services.cli.progress import Progress
 from services.cli.resuming import open_run
 from services.cli.view import View
+from services.mesh import operators
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
@@ -126,7 +127,7 @@ async def launch(
             bus = await connect(url, run, name=f"gyre/{run}/operator")
             try:
                 if known is None:
-                    publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+                    publisher = operators.publisher(bus, clock=SystemClock(), run=run)
                     await begin(config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher)
                 supervisor = Supervisor(
                     run=run,

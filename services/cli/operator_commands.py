@@ -6,31 +6,29 @@ import asyncio
 import uuid
 from pathlib import Path
 
-from schemas import events as e
 from schemas import ids, streams
 from schemas.errors import ConfigError, GyreError
-from schemas.units import Value
 from services.cli.logs import open_log
 from services.cli.output import say, say_json
 from services.cli.places import Places
+from services.mesh import operators
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
-from services.mesh.publisher import Publisher
 from services.mesh.service import read_started
 
 WHO = "command line"
 
 
 def pause_command(run: str | None, *, state: Path, json: bool) -> int:
-    return _tell(run, "run.paused", None, e.RunPaused(by=WHO), state=state, json=json)
+    return _tell(run, "run.paused", None, state=state, json=json)
 
 
 def resume_command(run: str | None, *, state: Path, json: bool) -> int:
-    return _tell(run, "run.resumed", None, e.RunResumed(by=WHO), state=state, json=json)
+    return _tell(run, "run.resumed", None, state=state, json=json)
 
 
 def drain_command(cell: str, run: str | None, *, state: Path, json: bool) -> int:
-    return _tell(run, "cell.withdrawn", cell, e.CellWithdrawn(by=WHO), state=state, json=json)
+    return _tell(run, "cell.withdrawn", cell, state=state, json=json)
 
 
 def add_command(cell: str | None, run: str | None, *, state: Path, json: bool) -> int:
@@ -39,14 +37,14 @@ def add_command(cell: str | None, run: str | None, *, state: Path, json: bool) -
     chosen = places.chosen(run)
     added, next_cell = asyncio.run(_is_new(places, chosen, cell))
     if added:
-        return _tell(chosen, "cell.added", next_cell, e.CellAdded(by=WHO), state=state, json=json)
-    return _tell(chosen, "cell.reinstated", cell, e.CellReinstated(by=WHO), state=state, json=json)
+        return _tell(chosen, "cell.added", next_cell, state=state, json=json)
+    return _tell(chosen, "cell.reinstated", cell, state=state, json=json)
 
 
-def _tell(run: str | None, kind: str, cell: str | None, data: Value, *, state: Path, json: bool) -> int:
+def _tell(run: str | None, kind: str, cell: str | None, *, state: Path, json: bool) -> int:
     places = Places(state)
     chosen = places.chosen(run)
-    seq = asyncio.run(_publish(places, chosen, kind, cell, data))
+    seq = asyncio.run(_publish(places, chosen, kind, cell))
     if json:
         say_json({"run": chosen, "kind": kind, "entity": cell or chosen, "sequence": seq})
     else:
@@ -54,11 +52,11 @@ def _tell(run: str | None, kind: str, cell: str | None, data: Value, *, state: P
     return 0
 
 
-async def _publish(places: Places, run: str, kind: str, cell: str | None, data: Value) -> int:
+async def _publish(places: Places, run: str, kind: str, cell: str | None) -> int:
     async with open_log(places, run) as bus:
         await _check(bus, run, cell, kind)
-        operator = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
-        return await operator.say(kind, cell or run, data, id=f"{run}.{kind}.{uuid.uuid4().hex}")
+        operator = operators.publisher(bus, clock=SystemClock(), run=run)
+        return await operators.wish(operator, kind, cell or run, by=WHO, nonce=uuid.uuid4().hex)
 
 
 async def _is_new(places: Places, run: str, cell: str | None) -> tuple[bool, str]:

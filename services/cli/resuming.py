@@ -27,6 +27,7 @@ from services.cli.chaos_hold import CHAOS
 from services.cli.places import Places
 from services.cli.preflight import code_identity
 from services.cli.view import View
+from services.mesh import operators
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
@@ -138,7 +139,7 @@ async def _let_go(bus: Bus, operator: Publisher) -> None:
 
 
 def _operator(bus: Bus, run: str) -> Publisher:
-    return Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+    return operators.publisher(bus, clock=SystemClock(), run=run)
 
 
 async def _ended(mesh: Mesh) -> None:

@@ -25,10 +25,10 @@ from schemas.units import TaskRef
 from services.cli.launch import begin
 from services.cli.places import Places
 from services.cli.resuming import is_finished
+from services.mesh import operators
 from services.mesh.clock import SystemClock
 from services.mesh.nats_bus import connect
 from services.mesh.processes import Mesh, read_mesh
-from services.mesh.publisher import Publisher
 from services.mesh.service import Context, Serve
 
 POLL_S = 1.0
@@ -55,7 +55,7 @@ async def open_or_find(
     run = ids.run_id(datetime.now(UTC), secrets.token_hex(2))
     bus = await connect(url, run, name=f"gyre/{run}/operator")
     try:
-        publisher = Publisher(bus=bus, clock=SystemClock(), run=run, owner="operator", instance="operator")
+        publisher = operators.publisher(bus, clock=SystemClock(), run=run)
         folder = places.run(run)
         await begin(config, tasks=tasks, held_out=held_out, folder=folder, bus=bus, publisher=publisher)
     finally:

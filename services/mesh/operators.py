@@ -1,0 +1,29 @@
+"""What an operator may say of a run that is going on: wishes that the scheduler follows, each one event.
+
+A wish that is said again is another wish: whoever says it gives each a nonce.
+"""
+
+from __future__ import annotations
+
+from schemas import events as e
+from services.mesh.bus import Bus
+from services.mesh.clock import Clock
+from services.mesh.publisher import Publisher
+
+WISHES = {
+    "run.paused": e.RunPaused,
+    "run.resumed": e.RunResumed,
+    "cell.withdrawn": e.CellWithdrawn,
+    "cell.reinstated": e.CellReinstated,
+    "cell.added": e.CellAdded,
+}
+
+
+def publisher(bus: Bus, *, clock: Clock, run: str) -> Publisher:
+    """Who speaks for the people that run the mesh."""
+    return Publisher(bus=bus, clock=clock, run=run, owner="operator", instance="operator")
+
+
+async def wish(operator: Publisher, kind: str, entity: str, *, by: str, nonce: str) -> int:
+    """Says a wish of the run or of one of its cells; returns its sequence. Raises BusError where nobody answers."""
+    return await operator.say(kind, entity, WISHES[kind](by=by), id=f"{operator.run}.{kind}.{nonce}")
