@@ -72,11 +72,6 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
         """S."""
         return len(self.tokens) // 4
 
-    @property
-    def row_count(self) -> int:
-        """R."""
-        return len(self.row_execution) // 4
-
 
 def encode(micro_step: MicroStep) -> bytes:
     """MessagePack bytes; `decode` restores an equal value."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from replay.worlds.faces import Life, now
+from replay.worlds.faces import Life
 from replay.worlds.health import split
 from replay.worlds.processes import WorldGroup
 from replay.worlds.world import AgentScript, Asked, World
@@ -129,19 +129,19 @@ class Agent:
         body = msgspec.json.encode(
             {"model": "policy", "max_tokens": MAX_TOKENS, "system": SYSTEM, "tools": TOOLS, "messages": messages}
         )
-        asked = Asked(execution=self._name, attempt=self._attempt, asked_s=now(), outcome="gone")
+        asked = Asked(execution=self._name, attempt=self._attempt, outcome="gone")
         self._world.asked.append(asked)
         try:
             async with asyncio.timeout(PATIENCE_S * max(self._world.scripts.pace, 1e-3)):
                 address = self._world.balance(self._address)
                 status, answer = await self._world.network.ask(address, self._path, headers, body)
         except (ConnectionError, TimeoutError):
-            asked.outcome, asked.ended_s = "left", now()
+            asked.outcome = "left"
             return None
         except asyncio.CancelledError:
-            asked.outcome, asked.ended_s = "left", now()
+            asked.outcome = "left"
             raise
-        asked.ended_s, asked.status = now(), status
+        asked.status = status
         if status == 200:
             told: dict[str, Any] = msgspec.json.decode(answer)
             asked.outcome, asked.message = "answered", told["id"]

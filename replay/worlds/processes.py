@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -136,6 +136,3 @@ class WorldGuard:
             if group is not None:
                 group.kill(-signal.SIGKILL)
         self._known.clear()
-
-
-Guards = Callable[[], WorldGuard]

@@ -107,9 +107,6 @@ class Asked(msgspec.Struct, kw_only=True):
 
     execution: str
     attempt: int
-    asked_s: float
-    ended_s: float = -1.0
-    """-1 while it is asked."""
     outcome: Literal["", "answered", "refused", "left", "gone"] = ""
     """`gone`: its process ended first."""
     status: int = 0

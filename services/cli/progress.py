@@ -120,7 +120,6 @@ class Progress(msgspec.Struct, kw_only=True):
     published: int = 0
     """Version served by every engine."""
     checkpoint: str = ""
-    checkpoint_version: int = 0
     services: dict[str, str] = {}
     """Instance to URL of its HTTP server."""
     last_error: str = ""
@@ -410,7 +409,7 @@ def _published(self: Progress, event: Event) -> None:
 
 def _saved(self: Progress, event: Event) -> None:
     data: e.CheckpointSaved = event.data
-    self.checkpoint, self.checkpoint_version = data.path, data.version
+    self.checkpoint = data.path
 
 
 def _joined(self: Progress, event: Event) -> None:

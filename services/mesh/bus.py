@@ -152,9 +152,6 @@ class Bus(Protocol):
 
     async def blob_exists(self, name: str) -> bool: ...
 
-    async def list_blobs(self, prefix: str = "") -> list[str]:
-        """Names with the prefix, sorted."""
-
     async def close(self) -> None:
         """Ends all readers, sends what is pending, disconnects. May be called again."""
 

@@ -265,9 +265,6 @@ class MemoryBus:
     async def blob_exists(self, name: str) -> bool:
         return await self._ask(lambda: name in self._bucket())
 
-    async def list_blobs(self, prefix: str = "") -> list[str]:
-        return await self._ask(lambda: sorted(name for name in self._bucket() if name.startswith(prefix)))
-
     async def close(self) -> None:
         self.drop()
 

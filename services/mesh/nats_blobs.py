@@ -98,22 +98,6 @@ class NatsBlobs:
     async def exists(self, name: str) -> bool:
         return await self._meta(name) is not None
 
-    async def list(self, prefix: str) -> list[str]:
-        names: list[str] = []
-        offset = 0
-        while True:
-            try:
-                info = await self._link.ask(
-                    f"STREAM.INFO.{self.stream}", {"subjects_filter": f"$O.{self.bucket}.M.>", "offset": offset}
-                )
-            except ApiError as error:
-                raise missing(self.bucket, error) from error
-            subjects = info["state"].get("subjects") or {}
-            names += [base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in subjects]
-            offset += len(subjects)
-            if not subjects or offset >= info.get("total", 0):
-                return sorted(name for name in names if name.startswith(prefix))
-
     async def _meta(self, name: str) -> dict[str, Any] | None:
         if not name:
             raise BusError("a blob needs a name", where=self.bucket)

@@ -195,9 +195,6 @@ class NatsBus:
     async def blob_exists(self, name: str) -> bool:
         return await self._blobs.exists(name)
 
-    async def list_blobs(self, prefix: str = "") -> list[str]:
-        return await self._blobs.list(prefix)
-
     async def close(self) -> None:
         for reader in self._readers:
             await reader.aclose()

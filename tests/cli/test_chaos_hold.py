@@ -9,11 +9,11 @@ import pytest
 from schemas import events as e
 from schemas import streams
 from services.cli.chaos_hold import CHAOS, Hold
-from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.publisher import Publisher
+from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-hold"
 

@@ -17,11 +17,11 @@ from schemas.events import EvaluationClaimed, EvaluationRequested, GroupReady, R
 from schemas.ids import evaluation_id, execution_id
 from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
 from services.evaluator.service import CLAIM_REST_S, serve
-from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.workspace import pack
 from tests.harness.agents import alive, file_of
+from tests.mesh.virtual_clock import VirtualClock
 from tests.mesh.workers import FULL_REWARD, World, make_task, memory_world, serving
 
 EXECUTION, EVALUATION = "e-000000.00", "v-000000.00-1"

@@ -15,11 +15,11 @@ from schemas.ids import execution_id
 from services.harness.book import Book
 from services.harness.folder import ExecutionFolder
 from services.harness.service import serve
-from services.mesh.clock import VirtualClock
 from services.mesh.process_table import homes, start_of
 from services.mesh.workspace import unpack
 from tests.harness.agents import BASH, GOOD, HANG, alive, file_of, workspace
 from tests.harness.world import E0, again, finish_of, place, proxy_joins, world_of
+from tests.mesh.virtual_clock import VirtualClock
 from tests.mesh.workers import serving
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from schemas.units import Counters
 from services.harness.service import serve
-from services.mesh.clock import VirtualClock
 from services.mesh.workspace import unpack
 from tests.harness.agents import BASH, HANG, alive, file_of, workspace
 from tests.harness.world import E0, finish_of, place, proxy_joins, world_of
+from tests.mesh.virtual_clock import VirtualClock
 from tests.mesh.workers import serving
 
 

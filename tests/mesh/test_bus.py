@@ -327,8 +327,6 @@ async def test_blobs_come_back(bus: Bus):
     assert await bus.get_blob("snapshot/empty") == b""
     assert await bus.blob_exists("micro-step/m-1")
     assert not await bus.blob_exists("micro-step/m-2")
-    assert await bus.list_blobs() == ["micro-step/m-1", "snapshot/empty"]
-    assert await bus.list_blobs("snap") == ["snapshot/empty"]
     with pytest.raises(BusError, match="no blob 'micro-step/m-2'") as absent:
         await bus.get_blob("micro-step/m-2")
     assert absent.value.remedy
@@ -349,7 +347,6 @@ async def test_a_blob_is_replaced_whole(connected: Connect, bus: Bus):
         assert await other.get_blob("snapshot/s") in contents
     await writing
     assert await other.get_blob("snapshot/s") == contents[-1]
-    assert await other.list_blobs() == ["snapshot/s"]
 
 
 async def test_repr_shows_the_state(bus: Bus):

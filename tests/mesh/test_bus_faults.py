@@ -13,10 +13,11 @@ from schemas import streams
 from schemas.errors import BlobDamaged, BusError, LogBroken
 from services.mesh import publishing
 from services.mesh.bus import DUPLICATE_WINDOW_S, SequenceConflict
-from services.mesh.clock import MICROSECONDS, SystemClock, VirtualClock
+from services.mesh.clock import MICROSECONDS, SystemClock
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import DeliveryFate, Line, MemoryBus, PublishFate
 from services.mesh.reading import Cursor, Verdict
+from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-1"
 LOG = streams.log_stream(RUN)

@@ -11,10 +11,11 @@ from schemas import events as e
 from schemas import streams
 from schemas.units import Value
 from services.mesh.bus import DUPLICATE_WINDOW_S
-from services.mesh.clock import MICROSECONDS, VirtualClock
+from services.mesh.clock import MICROSECONDS
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus, PublishFate
 from services.mesh.publisher import Publisher
+from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-1"
 LATE, ANSWERED = PublishFate.LATE, PublishFate.ANSWERED

@@ -15,13 +15,13 @@ from schemas import streams
 from schemas.envelope import Decision, Event
 from schemas.errors import BusError, Conflict, DeciderError, Fenced, SnapshotUnreadable
 from services.mesh.bus import Bus
-from services.mesh.clock import VirtualClock
 from services.mesh.codec import decode
 from services.mesh.decider import Driver
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.publisher import Publisher
 from services.mesh.shell import Shell, as_decision
+from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-shell"
 LOG = streams.log_stream(RUN)

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from schemas import events as e
 from schemas.records import CallRecord
-from services.mesh.clock import VirtualClock
 from services.proxy.calls import FAILED_TRIES
 from services.proxy.desk import Desk
 from services.proxy.routes import Routes
+from tests.mesh.virtual_clock import VirtualClock
 from tests.proxy.bodies import body_of, parse_events
 from tests.proxy.conftest import MakeWorld
 from tests.proxy.engines import Engine

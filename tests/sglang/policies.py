@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from services.mesh.chat import TOKENIZER_FILE, load_tokenizer
+from services.mesh.weights.layout import flat_size, layout
 from services.rollout.policy.__main__ import make
 from services.rollout.policy.warm_start import Recipe
-from services.rollout.reference.model import flatten, initialise, load, save, unflatten_into
+from services.rollout.reference.model import initialise, load, save
 
 BRIEF = Recipe(
     hidden=64,
@@ -58,9 +59,11 @@ def wide(out: Path, like: Path, *, seed: int) -> Path:
 def shaken(out: Path, like: Path, *, seed: int) -> Path:
     """Some noise added to every weight."""
     model = load(like)
-    flat = flatten(model)
-    noise = torch.randn(flat.shape, generator=torch.Generator().manual_seed(seed))
-    unflatten_into(model, flat + 0.01 * noise)
+    noise = torch.randn(flat_size(model.config), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for slot in layout(model.config):
+            part = noise[slot.offset : slot.offset + slot.size].view(slot.shape)
+            model.get_parameter(slot.name).add_(0.01 * part)
     save(out, model, model.config)
     shutil.copy(like / TOKENIZER_FILE, out)
     return _readable(out)

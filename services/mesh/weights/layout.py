@@ -22,8 +22,6 @@ import msgspec
 
 from schemas.errors import ConfigError
 
-BYTES_PER_ELEMENT = 4
-
 
 class Qwen3Config(msgspec.Struct, frozen=True, kw_only=True):
     """What the architecture needs from a Hugging Face `config.json` of type `qwen3`; names are Hugging Face's."""

@@ -4,8 +4,7 @@ Parameters carry Hugging Face's names (`model.layers.0.self_attn.q_proj.weight`)
 transformers and SGLang and the other way round. Invariants:
 
 - arithmetic stays in the parameters' dtype (float32 or float64); nothing is cast on the way;
-- the tied `lm_head` is no parameter of its own;
-- `unflatten_into(model, flatten(model))` changes nothing for a float32 model.
+- the tied `lm_head` is no parameter of its own.
 
 Generation over a KV cache lives in `decode.py`, which uses the same equations on the same weights.
 """
@@ -218,15 +217,3 @@ def flatten(model: Qwen3) -> Tensor:
     for slot in layout(model.config):
         flat[slot.offset : slot.offset + slot.size] = model.get_parameter(slot.name).detach().reshape(-1)
     return flat
-
-
-@torch.no_grad()
-def unflatten_into(model: Qwen3, flat: Tensor) -> None:
-    """Copy the vector `[flat_size]` into the parameters, in place. Raises EngineError if its length is wrong."""
-    if flat.shape != (flat_size(model.config),):
-        raise EngineError(
-            f"the weight buffer has shape {tuple(flat.shape)}, this model needs [{flat_size(model.config)}]",
-            remedy="expose weights of the same architecture as the engine's",
-        )
-    for slot in layout(model.config):
-        model.get_parameter(slot.name).copy_(flat[slot.offset : slot.offset + slot.size].view(slot.shape))
