@@ -133,6 +133,8 @@ class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds between keep-alive pings while an answer is being made; at most 15."""
     grace_s: float = 30.0
     """Seconds for which generation goes on after its client left."""
+    most_losses: int = 3
+    """Engines that one call may take with it: lost so often in a row while an engine had it, it is refused for good."""
 
 
 class Rollout(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -123,6 +123,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "proxy.temperature": (0, 1e6),
     "proxy.max_new_tokens": _COUNT,
     "proxy.grace_s": (0, 1e9),
+    "proxy.most_losses": (2, 2**31 - 1),
     "rollout.context_length": _COUNT,
     "rollout.kv_tokens": _COUNT,
     "rollout.threads": _COUNT,

@@ -74,7 +74,19 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
     attempt: int
 
 
-RecordEntry = CallRecord | Delivery | Closed
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True, tag="given-up"):
+    """A request that took one engine after the other with it: it is refused from then on, by every proxy."""
+
+    execution: str
+    attempt: int
+    request: str
+    """Digest of the canonical request."""
+    prompt_tokens: int
+    cells: list[str]
+    """Whose engines were lost while they had it, in order."""
+
+
+RecordEntry = CallRecord | Delivery | Closed | GivenUp
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Streams, subjects and headers of a run.
 
 LOG      `gyre.{run}.{owner}.{entity}.{id}.{verb}`   every fact and decision, kept, append-only
-RECORDS  `rec.{run}.{execution}.{attempt}.{call}`    one call record a model call
+RECORDS  `rec.{run}.{execution}.{attempt}.{call}`    one call record a model call; `closed` and `given-up` in its place
 BLOBS    an object store                             packed micro-steps, trees, workspaces, snapshots
 
 An id may hold a dot (`e-000012.03`), which makes two tokens of it: filters for a whole group come for free.
@@ -66,6 +66,11 @@ def record_subject(run: str, execution: str, attempt: int, call: str) -> str:
 def closed_subject(run: str, execution: str, attempt: int) -> str:
     """Of the entry after which no call of the attempt is stored."""
     return f"rec.{run}.{execution}.{attempt}.closed"
+
+
+def given_up_subject(run: str, execution: str, attempt: int) -> str:
+    """Of requests that get no answer because they take engines with them."""
+    return f"rec.{run}.{execution}.{attempt}.given-up"
 
 
 def records_filter(run: str, execution: str, attempt: int) -> str:

@@ -9,7 +9,7 @@ from replay.invariants.base import Invariant, names, on
 from schemas import events as e
 from schemas.envelope import Event
 from schemas.ids import call_id
-from schemas.records import CallRecord, Closed, Delivery
+from schemas.records import CallRecord, Closed, Delivery, GivenUp
 from services.mesh.bus import Stored
 from services.mesh.tree_codec import decode_record, digest_records
 
@@ -86,7 +86,7 @@ class RecordsWhole(Invariant):
         for stored in entries:
             entry = decode_record(stored.data)
 
-            about = execution if isinstance(entry, Closed) else entry.call
+            about = execution if isinstance(entry, Closed | GivenUp) else entry.call
 
             def wrong(what: str, seq: int = stored.seq, about: str = about) -> None:
                 self.report(0, about, f"entry {seq} of RECORDS: {what}")
@@ -98,6 +98,8 @@ class RecordsWhole(Invariant):
                 wrong(f"is of {entry.execution}, attempt {entry.attempt}")
             if isinstance(entry, Closed):
                 closed = True
+                continue
+            if isinstance(entry, GivenUp):
                 continue
             if isinstance(entry, Delivery):
                 if entry.call not in calls:

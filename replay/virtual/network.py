@@ -19,15 +19,12 @@ import msgspec
 
 from replay.virtual.life import Life
 from replay.virtual.loop import LIFE, VirtualLoop
+from services.mesh.http import Unreachable
 
 Handler = Callable[..., Awaitable[Any]]
 Latency = Callable[[], float]
 
 LATENCY_S = 0.000_4
-
-
-class Unreachable(ConnectionError):
-    """Nobody listens at the address. The request was certainly not seen."""
 
 
 class Cut(ConnectionError):

@@ -17,6 +17,7 @@ from replay.worlds.encoder import ASSISTANT, CLOSE, END, FIRST_WORD, OPEN, WORDS
 from replay.worlds.faces import Life, now
 from replay.worlds.world import EngineScript, World
 from schemas.errors import EngineError
+from services.rollout.adapter import EngineDied
 
 CONTROL_S = 120.0
 """After which a control call to an engine that hangs fails, as the real adapter's does."""
@@ -113,7 +114,8 @@ class WorldEngine:
             if running.timer is not None:
                 running.timer.cancel()
         if self._code.done():
-            raise EngineError("the engine died", where=self._cell)
+            kind = EngineDied if self._code.result() else EngineError
+            raise kind("the engine ended", where=self._cell)
         return 200, self._answer(asked.rid, running)
 
     async def abort(self, body: bytes) -> tuple[int, bytes]:

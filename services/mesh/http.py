@@ -1,7 +1,7 @@
 """Asking another service: one request, its status and its body, or the news that nobody answered.
 
-Whatever keeps an answer from coming is a ConnectionError: a refused connection, one that broke, a time-out. A simulation
-has a client of its own, without sockets.
+Whatever keeps an answer from coming is a ConnectionError: one that was never made is Unreachable, all others (it broke, a
+time-out) leave open what became of the request. A simulation has a client of its own, without sockets.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from typing import Protocol
 import aiohttp
 
 CONNECT_S = 5.0
+
+
+class Unreachable(ConnectionError):
+    """Nobody took the connection. The request was certainly not seen."""
 
 
 class Client(Protocol):
@@ -41,6 +45,8 @@ class HttpClient:
         try:
             async with self._session.post(url, data=body, headers=sent, timeout=timeout) as response:
                 return response.status, await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(f"no connection: {type(error).__name__}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectionError(f"no answer: {type(error).__name__}: {error}") from error
 

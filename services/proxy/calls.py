@@ -4,6 +4,7 @@
       │  ├ no engine has it (not placed, cell lost or not up yet): wait, as long as the execution's budget lasts
       │  ├ route moved: abort at the source, go on at the target from what was sampled
       │  ├ 409, its cell changes its role: wait for the route to change, go on; in the same budget
+      │  ├ engine lost with the call in hand, `proxy.most_losses` times in a row: recorded and refused (`suspects`)
       │  ├ engine lost or busy: again under a new rid from what is known, with pauses that grow; in the same budget
       │  ├ engine failed: likewise, a bounded number of times in a row
       │  └ aborted by the engine: go on from what was sampled
@@ -14,7 +15,8 @@ Invariants
 - what an engine sampled is kept: a resumed answer is the concatenation of its parts, with a version for each span;
 - every part is asked for under a rid of its own, from which engines draw: no stream of random numbers is used twice;
 - an engine that is gone says nothing of the call, so its client isn't told: it comes back, or the scheduler moves the
-  execution, or the budget ends. Only what an engine says of itself, again and again, goes to the client;
+  execution, or the budget ends. What an engine says of itself, again and again, goes to the client, and that one engine
+  after the other went away with the call in hand;
 - `alive` is false only from the loss of an engine until it answers or holds a call again, or LOG names another, or none: a
   call that waits for an engine is a queue, and its client is told so by pings; an engine that doesn't answer is silence;
 - once storing has begun a call ends with its record, whoever wants it stopped.
@@ -31,9 +33,10 @@ import structlog
 from schemas.errors import EngineError, GyreError
 from services.proxy.conversation import Request
 from services.proxy.encoder import Stop
-from services.proxy.engine import EngineBusy, EngineFailed, EngineLost, Engines, Sampled, StaleEpoch
+from services.proxy.engine import CallCut, EngineBusy, EngineFailed, EngineLost, Engines, Sampled, StaleEpoch
 from services.proxy.refusal import Refused
 from services.proxy.routes import Route, Routes
+from services.proxy.suspects import KillsEngines, Suspicion
 from services.proxy.tree import Node, Place, encode_ids
 
 FAILED_TRIES = 6
@@ -82,12 +85,15 @@ class Flight:
         left_s: Callable[[], float],
         engines: Engines,
         routes: Routes,
+        suspicion: Suspicion,
         store: Callable[[Flight, Sampled], Awaitable[Node]],
+        give_up: Callable[[Flight, KillsEngines], Awaitable[Node | None]],
         ended: Callable[[Flight], None],
     ) -> None:
         self.execution, self.attempt, self.request, self.prompt = execution, attempt, request, prompt
         self._rid_seed, self._stop_ids, self._stopped, self._grace_s = rid_seed, stop_ids, stopped, grace_s
-        self._engines, self._routes, self._store, self._ended = engines, routes, store, ended
+        self._engines, self._routes, self._suspicion = engines, routes, suspicion
+        self._store, self._give_up, self._ended = store, give_up, ended
         self._left_s = left_s
         """Seconds that are left of the execution's budget."""
         self.done = asyncio.Event()
@@ -152,6 +158,10 @@ class Flight:
             task.uncancel()
             self.refused = self._why
             await self._abort()
+        except KillsEngines as error:
+            self._storing = True
+            self.node = await self._give_up(self, error)
+            self.refused = None if self.node else error
         except Refused as error:
             self.refused = error
         except EngineLost as error:
@@ -167,6 +177,7 @@ class Flight:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Also for a task that was cancelled before its first step."""
+        self._suspicion.end()
         if self._grace:
             self._grace.cancel()
         if self.node is None and self.refused is None:
@@ -181,6 +192,8 @@ class Flight:
             route = await self._route()
             # Before it is asked: who is gone may have joined again by the time that the loss is seen.
             joins, failure = self._routes.joins(route.cell), None
+            if self._suspicion.suspect and not await self._turn(route):
+                continue
             try:
                 part = await self._ask(route, sampled)
             except StaleEpoch:
@@ -195,6 +208,8 @@ class Flight:
                 failure = error
             else:
                 self.alive = True
+                if part.ids:
+                    self._suspicion.lived()
                 sampled.extend(part)
                 if self._complete(sampled):
                     return sampled
@@ -244,6 +259,22 @@ class Flight:
             raise Refused(401, f"attempt {self.attempt} of {self.execution} is over")
         return route
 
+    async def _turn(self, route: Route) -> bool:
+        """Whether this suspect's turn at its cell has come; False where it has to go elsewhere meanwhile."""
+        turn = asyncio.create_task(self._suspicion.turn(route.cell))
+        # It waits for other calls, not for an engine.
+        self.alive = True
+        try:
+            with self._routes.moves(self.execution, route) as moved:
+                waits = (turn, moved)
+                await asyncio.wait(waits, timeout=max(0.0, self._left_s()), return_when=asyncio.FIRST_COMPLETED)
+                if not turn.done() and not moved.done():
+                    raise self._unserved()
+        finally:
+            turn.cancel()
+            await asyncio.wait({turn})
+        return not turn.cancelled()
+
     def _unserved(self) -> EngineLost:
         return EngineLost(f"no engine served {self.execution} while its budget lasted")
 
@@ -255,6 +286,7 @@ class Flight:
         self.cell, self._at_engine = route.cell, (route, rid)
         self.alive = self.alive or route != self._lost
         holds = asyncio.get_running_loop().call_later(HOLDS_S, self._hold)
+        self._suspicion.begin()
         answer = asyncio.create_task(
             self._engines.generate(
                 route,
@@ -272,8 +304,16 @@ class Flight:
                 if not answer.done():
                     log.info("call moves", execution=self.execution, source=route.cell, target=moved.result().cell)
                     await self._leave(route, rid, answer)
-            part = answer.result()
+                leaves = moved.done()
+            try:
+                part = answer.result()
+            except CallCut:
+                # Who leaves a cell may see it end: nobody is to blame for that.
+                if not leaves and self._suspicion.lost(route.cell):
+                    raise KillsEngines(self._suspicion.cells) from None
+                raise
         finally:
+            self._suspicion.end()
             holds.cancel()
             # What nobody waits for any more is over before this call goes on, and its error is seen.
             answer.cancel()

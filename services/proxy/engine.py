@@ -1,8 +1,9 @@
 """A rollout cell as the proxy calls it: SGLang's `/generate` and `/abort_request`, with the epoch of the route.
 
-Foreign failures become five of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (nobody is there to
-answer now, the call is made again under a new rid), EngineBusy (likewise, but somebody is there), EngineFailed (there was an
-answer, and it says that something broke: it may be this call that breaks it) and EngineError (it will not work again either).
+Foreign failures become six of ours: StaleEpoch (the cell doesn't serve this route), EngineLost (nobody is there to
+answer now, the call is made again under a new rid), CallCut (likewise, but somebody was there and had the call), EngineBusy
+(likewise, but somebody is there), EngineFailed (there was an answer, and it says that something broke: it may be this call
+that breaks it) and EngineError (it will not work again either).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 
 from schemas.errors import EngineError
 from schemas.records import VersionSpan
-from services.mesh.http import Client
+from services.mesh.http import Client, Unreachable
 from services.proxy.routes import Route
 
 EPOCH_HEADER = "x-gyre-epoch"
@@ -31,6 +32,10 @@ class EngineLost(EngineError):
     """The connection failed, or the engine said that it cannot serve at the moment."""
 
 
+class CallCut(EngineLost):
+    """The connection broke when the engine may have had the call, or its cell saw the engine die with it."""
+
+
 class EngineFailed(EngineLost):
     """The engine is there and failed."""
 
@@ -43,6 +48,8 @@ _BUSY = (429, 503)
 """SGLang says the second where its queue is full."""
 _NOT_NOW = (408, 502, 504)
 """Of a cell whose engine doesn't answer it."""
+_DIED = b'"type":"engine_died"'
+"""What a cell says then whose engine had the call."""
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -145,14 +152,16 @@ class Engines:
         headers = {EPOCH_HEADER: str(route.epoch)}
         try:
             status, data = await self._client.post(f"{route.url}/generate", b",".join(ids), headers=headers)
-        except ConnectionError as error:
+        except Unreachable as error:
             raise EngineLost(str(error), where=route.cell) from error
+        except ConnectionError as error:
+            raise CallCut(str(error), where=route.cell) from error
         if status == 409:
             raise StaleEpoch(f"epoch {route.epoch} is not served", where=route.cell)
         if status in _BUSY:
             raise EngineBusy(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status in _NOT_NOW:
-            raise EngineLost(f"HTTP {status}: {_said(data)}", where=route.cell)
+            raise (CallCut if _DIED in data else EngineLost)(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status >= 500:
             raise EngineFailed(f"HTTP {status}: {_said(data)}", where=route.cell)
         if status != 200:

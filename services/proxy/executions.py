@@ -20,7 +20,7 @@ from schemas.config import Config
 from schemas.errors import BusError, Conflict
 from schemas.events import ExecutionSealed
 from schemas.ids import call_id
-from schemas.records import CallRecord, Closed, Delivery, RecordEntry
+from schemas.records import CallRecord, Closed, Delivery, GivenUp, RecordEntry
 from services.mesh.bus import Bus
 from services.mesh.clock import MICROSECONDS, Clock
 from services.proxy.calls import Flight, Prompt
@@ -31,6 +31,7 @@ from services.proxy.memory import Memory
 from services.proxy.records import Ledger
 from services.proxy.refusal import Refused, prompt_too_long
 from services.proxy.routes import Routes
+from services.proxy.suspects import KillsEngines, Suspicion, Turns
 from services.proxy.tree import Node, Tree, answer_key
 
 STORE_TRIES = 4
@@ -49,6 +50,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     encoder: PromptEncoder
     engines: Engines
     routes: Routes
+    turns: Turns = msgspec.field(default_factory=Turns)
     instance: str = "proxy"
     """Which of the proxies this is."""
     incarnation: str
@@ -81,6 +83,8 @@ class Execution:
         self._deliveries: set[asyncio.Task[None]] = set()
         self._started = 0
         self.over: Refused | None = None
+        self._given_up: dict[str, KillsEngines] = {}
+        """Requests that take engines with them, by their digests."""
         self._closed: Refused | None = None
         """What is told once RECORDS says that nothing follows."""
 
@@ -127,7 +131,7 @@ class Execution:
         return stop.text if stop else None
 
     def join(self, request: Request) -> Flight:
-        """The call in flight for this request, started if there is none. Raises Refused for a prompt that is too long."""
+        """The call in flight for this request, started if there is none. Raises Refused: too long, or given up."""
         self._check_open()
         flight = self.flights.get(request.digest)
         if flight is None:
@@ -146,7 +150,9 @@ class Execution:
                 left_s=self._left_s,
                 engines=shared.engines,
                 routes=shared.routes,
+                suspicion=Suspicion(shared.turns, most=shared.config.proxy.most_losses, prompt_tokens=prompt.tokens),
                 store=self._store,
+                give_up=self._give_up,
                 ended=self._ended,
             )
             self.flights[request.digest] = flight
@@ -179,6 +185,8 @@ class Execution:
             raise self.over
 
     def _prompt(self, request: Request) -> Prompt:
+        if given_up := self._given_up.get(request.digest):
+            raise given_up
         config = self._shared.config
         place = self.tree.place(request.conversation)
         new_ids = self._shared.encoder.new_ids(request.conversation, place)
@@ -245,6 +253,29 @@ class Execution:
                     continue
                 return self.tree.add(record, answer)
 
+    async def _give_up(self, flight: Flight, why: KillsEngines) -> Node | None:
+        """Record that nobody asks an engine for this again. The answer, where another proxy has stored one."""
+        digest = flight.request.digest
+        entry = GivenUp(
+            execution=self.execution,
+            attempt=self.attempt,
+            request=digest,
+            prompt_tokens=flight.prompt.tokens,
+            cells=why.cells,
+        )
+        log.error("call given up", execution=self.execution, what=str(why), prompt_tokens=flight.prompt.tokens)
+        async with self._lock:
+            while digest not in self.tree.by_request and digest not in self._given_up and self._closed is None:
+                try:
+                    await self._ledger.append(entry)
+                except Conflict:
+                    self._take(await self._ledger.catch_up())
+                    continue
+                except BusError as error:
+                    log.warning("not recorded as given up", execution=self.execution, what=str(error))
+                self._given_up[digest] = why
+            return self.tree.by_request.get(digest)
+
     def _record(self, flight: Flight, sampled: Sampled) -> tuple[CallRecord, Message]:
         request, prompt = flight.request, flight.prompt
         index = self.tree.next_index
@@ -286,6 +317,8 @@ class Execution:
                     self.tree.add(entry, Message(role="assistant", blocks=decode_blocks(entry.answer)))
                 case Delivery():
                     self.tree.deliver(entry.call)
+                case GivenUp():
+                    self._given_up[entry.request] = KillsEngines.read(entry)
                 case Closed():
                     self._closed = Refused(401, f"execution {self.execution} is over")
                     self.over = self.over or self._closed

@@ -16,7 +16,7 @@ import hashlib
 from schemas import streams
 from schemas.errors import Conflict
 from schemas.events import ExecutionSealed
-from schemas.records import Closed, RecordEntry
+from schemas.records import Closed, GivenUp, RecordEntry
 from services.mesh.bus import Bus, Stored
 from services.mesh.tree_codec import decode_record, digest_records, encode_record
 
@@ -77,6 +77,8 @@ class Ledger:
     async def _publish(self, entry: RecordEntry, expected: int) -> int:
         if isinstance(entry, Closed):
             subject = streams.closed_subject(self._run, self._execution, self._attempt)
+        elif isinstance(entry, GivenUp):
+            subject = streams.given_up_subject(self._run, self._execution, self._attempt)
         else:
             subject = streams.record_subject(self._run, self._execution, self._attempt, entry.call)
         data = encode_record(entry)

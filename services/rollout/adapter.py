@@ -25,6 +25,10 @@ CONTROL_S = 120.0
 """Bound on one control call: memory and weights."""
 
 
+class EngineDied(EngineError):
+    """The engine had a call in hand, and went away before its answer, of itself: it wasn't stopped."""
+
+
 class EngineAdapter(Protocol):
     """One engine process of one cell."""
 
@@ -41,7 +45,7 @@ class EngineAdapter(Protocol):
 
     async def generate(self, body: bytes) -> tuple[int, bytes]:
         """Status and body of the engine's answer. Cancelling it aborts the request at the engine. Raises EngineError
-        where no answer came."""
+        where no answer came, and its EngineDied where the engine had the request by then."""
 
     async def abort(self, body: bytes) -> tuple[int, bytes]: ...
 
@@ -70,8 +74,10 @@ class ReferenceAdapter:
         self._process: asyncio.subprocess.Process | None = None
         self._http: aiohttp.ClientSession | None = None
         self._url = ""
+        self._stopping = False
 
     async def start(self) -> None:
+        self._stopping = False
         self._folder.mkdir(parents=True, exist_ok=True)
         port_file = self._folder / "engine.port"
         port_file.unlink(missing_ok=True)
@@ -123,6 +129,7 @@ class ReferenceAdapter:
         )
 
     async def stop(self) -> None:
+        self._stopping = True
         if self._http:
             await self._http.close()
         process = self._process
@@ -168,7 +175,8 @@ class ReferenceAdapter:
             async with self._http.post(self._url + route, data=body, headers=headers) as response:
                 return response.status, await response.read()
         except aiohttp.ClientError as error:
-            raise EngineError(repr(error), where=self._url) from None
+            saw_it = not (self._stopping or isinstance(error, aiohttp.ClientConnectorError))
+            raise (EngineDied if saw_it else EngineError)(repr(error), where=self._url) from None
 
     async def _control(self, route: str, body: dict[str, Any]) -> None:
         assert self._http is not None

@@ -21,7 +21,7 @@ from schemas.errors import EngineError
 from schemas.ids import cell_index
 from schemas.units import Phase
 from services.mesh.service import Context, announce, rest
-from services.rollout.adapter import EngineAdapter, ReferenceAdapter
+from services.rollout.adapter import EngineAdapter, EngineDied, ReferenceAdapter
 from services.rollout.cell_role import CellRole
 
 EPOCH_HEADER = "x-gyre-epoch"
@@ -316,7 +316,8 @@ class RolloutCell:
 
 
 def _unreachable(error: EngineError) -> tuple[int, bytes]:
-    return 502, msgspec.json.encode({"error": {"type": "engine_unreachable", "message": error.what}})
+    kind = "engine_died" if isinstance(error, EngineDied) else "engine_unreachable"
+    return 502, msgspec.json.encode({"error": {"type": kind, "message": error.what}})
 
 
 def _now() -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from schemas import streams
 from schemas.errors import LogBroken
 from schemas.events import ExecutionSealed, ExecutionTreeFrozen
-from schemas.records import ROLES, CallRecord, Closed, Delivery, FrozenTree, RecordEntry, TreeNode
+from schemas.records import ROLES, CallRecord, Closed, Delivery, FrozenTree, GivenUp, RecordEntry, TreeNode
 from services.mesh.bus import Bus
 from services.mesh.tree_codec import decode_record, digest_records
 
@@ -43,7 +43,7 @@ def freeze(execution: str, attempt: int, entries: Iterable[RecordEntry]) -> Froz
     index: dict[str, int] = {}
     taken: set[str] = set()
     for entry in entries:
-        if isinstance(entry, Closed):
+        if isinstance(entry, Closed | GivenUp):
             continue
         if (entry.execution, entry.attempt) != (execution, attempt):
             raise _wrong(entry.call, execution, f"it belongs to {entry.execution}, attempt {entry.attempt}")

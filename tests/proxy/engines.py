@@ -109,6 +109,8 @@ class Engine(Face):
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
         if line == "full":
             return web.json_response({"error": {"message": "The request queue is full."}}, status=503)
+        if line == "gone":
+            return web.json_response({"error": {"type": "engine_unreachable"}}, status=502)
         if line == "lost":
             assert request.transport is not None
             request.transport.abort()

@@ -133,7 +133,7 @@ async def test_it_waits_no_longer_than_the_budget_of_its_execution(make_world: M
 async def test_an_engine_that_is_gone_is_waited_for(make_world: MakeWorld, engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setattr("services.proxy.calls.LONGEST_WAIT_S", 0.01)
     world: World = await make_world()
-    engine.script += ["lost"] * (4 * FAILED_TRIES) + [engine.say("back")]
+    engine.script += ["gone"] * (4 * FAILED_TRIES) + [engine.say("back")]
     assert (await world.ask(body_of("hi")))["content"] == [{"type": "text", "text": "back"}]
     assert len(await world.records()) == 1
 

@@ -145,7 +145,7 @@ async def test_an_engine_that_fails_again_and_again_is_an_error_before_any_block
 
 
 async def test_an_outage_is_one_warning_however_many_calls_it_meets(world: World, engine: Engine) -> None:
-    engine.script += ["lost", "lost", "lost", engine.say("fine")]
+    engine.script += ["lost", "gone", "lost", engine.say("fine")]
     engine.script += ["lost", engine.say("again")]
     with structlog.testing.capture_logs() as said:
         await world.ask(body_of("task"))

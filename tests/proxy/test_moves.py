@@ -243,6 +243,18 @@ async def test_from_a_source_that_is_lost_the_call_starts_from_what_is_known(sta
     assert spans(await stage.record()) == [(7, 0, 3), (9, 3, len(stage.play.ids))]
 
 
+async def test_sources_that_end_when_they_are_left_are_not_the_fault_of_the_call(stage: Stage) -> None:
+    for player in stage.players:
+        player.lose = True
+    ask = asyncio.create_task(stage.world.ask(body_of("hi")))
+    for turn in range(6):
+        await stage.players[turn % 3].until(turn // 3 + 1)
+        await stage.move(turn % 3, (turn + 1) % 3)
+    stage.players[0].release.set()
+    await ask
+    assert spans(await stage.record()) == [(7, 0, len(stage.play.ids))]
+
+
 async def test_a_source_that_does_not_let_go_is_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.proxy.calls.LEAVE_S", 0.25)
     zero, one, _ = stage.players

@@ -41,6 +41,8 @@ class ScriptedEngine:
         self.aborts: list[bytes] = []
         self.gone: set[str] = set()
         """Addresses that nobody serves any more."""
+        self.fails: EngineError | None = None
+        """Why a call gets no answer."""
         self.tried = asyncio.Event()
         """One of them was asked for."""
         self.pulling, self.let = asyncio.Event(), asyncio.Event()
@@ -63,6 +65,8 @@ class ScriptedEngine:
     async def generate(self, body: bytes) -> tuple[int, bytes]:
         self.started.set()
         await self.release.wait()
+        if self.fails is not None:
+            raise self.fails
         self.done.append("generate")
         return 200, b'{"ok": true}'
 

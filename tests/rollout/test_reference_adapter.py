@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from schemas.config import Rollout
+from schemas.errors import EngineError
 from services.mesh.weights.transport import open_transport
-from services.rollout.adapter import ReferenceAdapter
+from services.rollout.adapter import EngineDied, ReferenceAdapter
 from services.rollout.reference.model import Qwen3, flatten
 
 
@@ -69,3 +70,26 @@ async def test_all_are_ended_with_what_they_have_and_memory_comes_and_goes(
     assert len(answer["output_ids"]) == 4 and answer["meta_info"]["weight_version"] == "5"
     await asyncio.gather(late, return_exceptions=True)
     transport.close()
+
+
+async def test_an_engine_that_dies_with_a_call_is_told_apart_from_one_that_is_gone_or_stopped(
+    adapter: ReferenceAdapter,
+) -> None:
+    call = asyncio.create_task(generate(adapter, "a", 8000))
+    await running(adapter, 1)
+    assert adapter._process
+    adapter._process.kill()
+    with pytest.raises(EngineDied):
+        await call
+    await adapter.died()
+    with pytest.raises(EngineError) as gone:
+        await generate(adapter, "b", 1)
+    assert not isinstance(gone.value, EngineDied)
+    await adapter.stop()
+    await adapter.start()
+    call = asyncio.create_task(generate(adapter, "c", 8000))
+    await running(adapter, 1)
+    await adapter.stop()
+    with pytest.raises(EngineError) as stopped:
+        await call
+    assert not isinstance(stopped.value, EngineDied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 from schemas import events as e
 from schemas.errors import EngineError
 from services.mesh.bus import Bus
+from services.mesh.http import HttpClient
+from services.proxy.engine import CallCut, EngineLost, Engines
+from services.proxy.routes import Route
+from services.rollout.adapter import EngineDied
 from services.rollout.service import EPOCH_HEADER
 from tests.rollout.stage import Stage, call, running
 
@@ -137,6 +142,25 @@ async def test_a_cell_restarted_while_it_returns_finishes_returning(stage: Stage
     async with running(stage):
         assert (await stage.seen("cell.role-transition", phase="acquired")).data.version == 2
     assert stage.engine.done == ["start", "release", "resume", "pull 2 there"]
+
+
+@pytest.mark.parametrize(("fails", "kind"), [(EngineDied, "engine_died"), (EngineError, "engine_unreachable")])
+async def test_an_engine_that_dies_with_a_call_is_told_apart_from_one_that_is_not_there(
+    stage: Stage, fails: type[EngineError], kind: str
+) -> None:
+    """As the proxy understands it."""
+    async with running(stage):
+        url = (await stage.seen("cell.joined")).data.url
+        stage.engine.fails = fails("gone")
+        stage.engine.release.set()
+        assert await call(url, 0) == (502, {"error": {"type": kind, "message": "gone"}})
+        async with contextlib.aclosing(HttpClient()) as client:
+            route = Route(attempt=0, cell="cell-0", epoch=0, url=url)
+            with pytest.raises(CallCut if fails is EngineDied else EngineLost) as raised:
+                await Engines(client).generate(
+                    route, rid="r", input_ids=[b"1"], temperature=1.0, max_new_tokens=1, stop_ids=[]
+                )
+        assert isinstance(raised.value, CallCut) == (fails is EngineDied)
 
 
 async def test_the_end_of_the_engine_ends_the_service_with_its_code(stage: Stage) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from schemas.errors import LogBroken
-from schemas.records import Delivery, VersionSpan
+from schemas.records import Delivery, GivenUp, VersionSpan
 from services.mesh.tree_codec import decode_tree, digest_records, encode_tree
 from services.trajectories.tree import counts_of, freeze, leaves_of
 from tests.trajectories.trees import record
@@ -73,6 +73,11 @@ def test_a_wrong_record_is_named(change: dict[str, object], says: str) -> None:
 def test_a_delivery_of_nothing_is_refused() -> None:
     with pytest.raises(LogBroken, match="delivered before"):
         freeze(E, 1, [Delivery(call="c-x", execution=E, attempt=1)])
+
+
+def test_a_request_that_was_given_up_is_no_node() -> None:
+    given_up = GivenUp(execution=E, attempt=1, request="r", prompt_tokens=9, cells=["cell-0"] * 3)
+    assert freeze(E, 1, [given_up, record(index=0)]) == freeze(E, 1, [record(index=0)])
 
 
 def test_the_digest_covers_order_and_content() -> None:

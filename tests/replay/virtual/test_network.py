@@ -10,7 +10,8 @@ import pytest
 
 from replay.virtual.life import Life
 from replay.virtual.loop import LIFE, VirtualLoop
-from replay.virtual.network import Cut, Fate, Network, Unreachable
+from replay.virtual.network import Cut, Fate, Network
+from services.mesh.http import Unreachable
 
 Begin = Callable[[str, Coroutine[Any, Any, None]], Life]
 
