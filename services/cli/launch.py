@@ -37,6 +37,7 @@ from services.cli.places import Places
 from services.cli.plan import added_specs, service_specs
 from services.cli.preflight import code_identity
 from services.cli.progress import Progress
+from services.cli.projection import evolve
 from services.cli.resuming import open_run
 from services.cli.view import View
 from services.mesh import operators
@@ -287,7 +288,7 @@ async def _read(
             except TimeoutError:
                 return
             event = decode(stored)
-            progress.apply(event)
+            evolve(progress, event)
             # What an earlier mesh did is shown at once.
             if event.seq >= past:
                 view.update(progress)

@@ -20,6 +20,7 @@ from schemas.envelope import Event
 from schemas.errors import BusError, GyreError
 from services.cli.places import Places
 from services.cli.progress import Progress
+from services.cli.projection import evolve
 from services.mesh.bus import Bus, Stored
 from services.mesh.codec import decode
 from services.mesh.nats_bus import connect
@@ -87,7 +88,7 @@ async def read_progress(places: Places, run: str) -> Progress:
     progress = Progress()
     async with contextlib.aclosing(read_events(places, run)) as events:
         async for _, event in events:
-            progress.apply(event)
+            evolve(progress, event)
     return progress
 
 

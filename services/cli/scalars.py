@@ -14,6 +14,7 @@ import msgspec
 from schemas import events as e
 from schemas.envelope import Event
 from services.cli.progress import Progress
+from services.cli.projection import evolve
 
 CURVES = {
     "train/reward": "mean reward of the batch's executions in a baseline",
@@ -56,7 +57,7 @@ class Scalars:
 
     def apply(self, event: Event) -> list[Point]:
         before = len(self.progress.steps)
-        self.progress.apply(event)
+        evolve(self.progress, event)
         data, values = event.data, []
         if isinstance(data, e.BatchOpened):
             self._steps[event.entity], self._groups[event.entity] = data.step, data.groups

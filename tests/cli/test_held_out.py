@@ -16,6 +16,7 @@ from services.cli import checks, preflight
 from services.cli.figures import figures
 from services.cli.places import Places
 from services.cli.progress import Progress
+from services.cli.projection import evolve
 from services.cli.resuming import _check_same
 from services.cli.scalars import Point, Scalars
 from services.cli.view import PlainView, measured_line, panel_rows
@@ -30,7 +31,7 @@ CLOSED = [each for each in EVENTS if each.kind == "measurement.closed"]
 def projected(events: list[Any]) -> Progress:
     progress = Progress()
     for each in events:
-        progress.apply(each)
+        evolve(progress, each)
     return progress
 
 
@@ -86,7 +87,7 @@ def test_the_ledger_that_is_shown_is_the_schedulers() -> None:
     """Held-out executions are on cells and in no counter."""
     progress, beside = Progress(), False
     for each in EVENTS:
-        progress.apply(each)
+        evolve(progress, each)
         assert 0 <= progress.f <= progress.p <= progress.d
         for name, cell in progress.cells.items():
             assert cell.load == sum(place == name for place in progress.open.values()) <= cell.capacity
@@ -113,7 +114,7 @@ def test_a_line_and_a_row_of_each_measurement() -> None:
     view, progress = PlainView(out), Progress()
     seen = set()
     for each in EVENTS:
-        progress.apply(each)
+        evolve(progress, each)
         view.update(progress)
         seen.add(dict(panel_rows(progress)).get("held-out", "").partition(",")[0])
     lines = [line for line in out.getvalue().splitlines() if line.startswith("held-out")]

@@ -16,6 +16,7 @@ from schemas import events as e
 from schemas.units import Counters, GapStats
 from services.cli.figures import figures, summarize
 from services.cli.progress import Progress
+from services.cli.projection import evolve
 from services.cli.view import PlainView, bar, panel_rows, sparkline
 from tests.replay.recorded import event, recorded
 from tests.scheduler.world import small_config
@@ -24,7 +25,7 @@ from tests.scheduler.world import small_config
 def projected(events: list[Any]) -> Progress:
     progress = Progress()
     for each in events:
-        progress.apply(each)
+        evolve(progress, each)
     return progress
 
 
@@ -64,9 +65,9 @@ def test_a_cancelled_execution_ends_once_and_its_refusal_is_no_error() -> None:
         finished = e.ExecutionFinished(
             attempt=0, reason="surplus", exit_code=1, seconds=1.0, workspace="", workspace_digest="", counters=counters
         )
-        progress.apply(event(seq, "execution.finished", name, finished, owner="harness"))
+        evolve(progress, event(seq, "execution.finished", name, finished, owner="harness"))
         settled = e.ExecutionSettled(attempt=0, outcome="excluded", reward=0.0, reason="surplus")
-        progress.apply(event(seq + 2, "execution.settled", name, settled, owner="trajectories"))
+        evolve(progress, event(seq + 2, "execution.settled", name, settled, owner="trajectories"))
     assert (progress.p, progress.f) == (2, 2)
     numbers = figures(progress, peak_rss_bytes=0)
     assert (numbers["executions"], numbers["executions_surplus"]) == (2, 2)
@@ -109,7 +110,7 @@ def test_applying_a_fact_again_changes_nothing() -> None:
     facts = [each for each in events if each.owner == "harness"]
     once, twice = projected(events), projected(events)
     for each in facts:
-        twice.apply(each)
+        evolve(twice, each)
     assert (once.d, once.p, once.f) == (twice.d, twice.p, twice.f)
 
 
@@ -148,7 +149,7 @@ def test_harness_counters_are_summed() -> None:
 def quickstart(*, steps: int, lr: float, rewards: list[float]) -> Progress:
     progress = Progress(config=small_config(name="quickstart", steps=steps, trainer__lr=lr))
     for step, reward in enumerate(rewards, start=1):
-        progress.apply(event(step, "batch.stepped", f"b-{step}", stepped(step, reward)))
+        evolve(progress, event(step, "batch.stepped", f"b-{step}", stepped(step, reward)))
     return progress
 
 
@@ -180,7 +181,7 @@ def test_a_line_a_step() -> None:
     out = io.StringIO()
     view, progress = PlainView(out), Progress()
     for each in recorded(seed=1):
-        progress.apply(each)
+        evolve(progress, each)
         view.update(progress)
     lines = out.getvalue().splitlines()
     assert lines[0] == "run r-test"
@@ -192,7 +193,7 @@ def test_steps_of_an_earlier_mesh_are_not_told_again() -> None:
     out = io.StringIO()
     view, progress = PlainView(out), Progress()
     for each in recorded(seed=1):
-        progress.apply(each)
+        evolve(progress, each)
         if len(progress.steps) >= 3:
             view.update(progress)
     lines = out.getvalue().splitlines()
@@ -211,7 +212,7 @@ def test_a_step_that_was_undone_is_told_again() -> None:
         event(5, "batch.stepped", "b-000003", stepped(2, 0.5)),
     ]
     for each in said:
-        progress.apply(each)
+        evolve(progress, each)
         view.update(progress)
     assert [line.split("  ")[0] for line in out.getvalue().splitlines()[1:]] == ["step 1/8", "step 2/8", "step 2/8"]
 
