@@ -21,7 +21,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from replay.virtual.loop import LIFE, Handle, VirtualLoop
+from replay.virtual.callbacks import LIFE, Handle
+from replay.virtual.loop import VirtualLoop
 
 T = TypeVar("T")
 

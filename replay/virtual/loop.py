@@ -19,19 +19,17 @@ import itertools
 from asyncio import events
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, copy_context
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import msgspec
+from replay.virtual.callbacks import LIFE, Handle, name_of
+from replay.virtual.tasks import Pause, VirtualTask, Work
 
 if TYPE_CHECKING:
     from replay.virtual.life import Life
 
 T = TypeVar("T")
-
-LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
-"""The life that the running code belongs to; None for the world around all lives."""
 
 STILL_LIMIT = 200_000
 """Callbacks that may run without time passing."""
@@ -49,79 +47,6 @@ class Standstill(RuntimeError):
 
 class Unhandled(RuntimeError):
     """An exception that nobody handled; it is the cause of this one."""
-
-
-class Handle(msgspec.Struct, eq=False):
-    """A callback in the queue. Cheaper than asyncio's own; the face that its users see is the same."""
-
-    _callback: Callable[..., object]
-    _args: tuple[Any, ...]
-    _context: Context
-    _life: Any
-    """The `Life` of the context; None for the world around all lives."""
-    _when: float
-    _cancelled: bool = False
-
-    def __repr__(self) -> str:
-        return f"<Handle {name_of(self._callback)} at {self._when:.6f}>"
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._callback, self._args = _nothing, ()
-
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def when(self) -> float:
-        return self._when
-
-
-class Work(Generic[T]):
-    """What was given to an executor; to be awaited once."""
-
-    __slots__ = ("_args", "_func")
-
-    def __init__(self, func: Callable[..., T], args: tuple[Any, ...]) -> None:
-        self._func, self._args = func, args
-
-    def __await__(self) -> Generator[None, None, T]:
-        # The turn of others comes first; who is cancelled meanwhile has not begun.
-        yield
-        return self._func(*self._args)
-
-
-class Pause:
-    """To be awaited by a task, once."""
-
-    __slots__ = ("_delay", "_loop")
-
-    def __init__(self, loop: VirtualLoop, delay: float) -> None:
-        self._loop, self._delay = loop, delay
-
-    def __await__(self) -> Generator[None, None, None]:
-        # The very next that is called soon is the step after this one.
-        self._loop._delay, self._loop._pausing = self._delay, self._delay > 0
-        yield
-
-
-class VirtualTask(asyncio.Task[T]):
-    """A task whose hash is its number, so that sets of tasks are walked in the same order in every repetition."""
-
-    __slots__ = ("_number",)
-
-    def __init__(
-        self,
-        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
-        number: int,
-        loop: VirtualLoop,
-        name: str,
-        context: Context | None,
-    ) -> None:
-        self._number = number
-        super().__init__(coro, loop=loop, name=name, context=context)
-
-    def __hash__(self) -> int:
-        return self._number
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -392,16 +317,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def set_debug(self, enabled: bool) -> None:
         """Debugging asyncio's way reads the machine's clock; there is none of it here."""
-
-
-def name_of(callback: Callable[..., object]) -> str:
-    """What a callback is called: the coroutine of a task's step, else the function."""
-    task = getattr(callback, "__self__", None)
-    if isinstance(task, asyncio.Task):
-        coroutine = task.get_coro()
-        return f"{task.get_name()} {getattr(coroutine, '__qualname__', repr(coroutine))}"
-    return getattr(callback, "__qualname__", repr(callback))
-
-
-def _nothing() -> None:
-    """What a cancelled handle holds, so that it keeps nothing alive."""

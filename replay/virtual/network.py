@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
+from replay.virtual.callbacks import LIFE
 from replay.virtual.life import Life
-from replay.virtual.loop import LIFE, VirtualLoop
+from replay.virtual.loop import VirtualLoop
 from services.mesh.http import Unreachable
 
 Handler = Callable[..., Awaitable[Any]]

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from replay.virtual.callbacks import LIFE
 from replay.virtual.life import Killed, Life
-from replay.virtual.loop import LIFE, VirtualLoop
+from replay.virtual.loop import VirtualLoop
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from replay.virtual.callbacks import LIFE
 from replay.virtual.life import Life
-from replay.virtual.loop import LIFE, VirtualLoop
+from replay.virtual.loop import VirtualLoop
 from replay.virtual.network import Cut, Fate, Network
 from services.mesh.http import Unreachable
 
