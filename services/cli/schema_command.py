@@ -69,7 +69,7 @@ def events_page() -> str:
     lines = [
         "# Events",
         "",
-        "Made by `gyre schema --markdown` from `schemas/kinds.py` and `schemas/events.py`; `gyre schema --json` gives",
+        "Made by `gyre schema --markdown` from `schemas/kinds.py` and `schemas/events/`; `gyre schema --json` gives",
         "the JSON schema. A subject is `gyre.{run}.{owner}.{entity}.{id}.{verb}`. *Once* means at most one event of the",
         "kind for an entity.",
         "",
