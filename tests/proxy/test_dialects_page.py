@@ -90,6 +90,11 @@ TRIES: dict[str, tuple[Try, Try, Try]] = {
         m(user([{"type": "image_url", "image_url": {"url": "data:"}}])),
         r(user([{"type": "input_image", "image_url": "data:"}])),
     ),
+    "the same in parts and items of kinds that nobody knows here: data in base64, data: URLs, media types": (
+        m(user([{**NEW, "source": {"type": "base64", "data": "AAAA"}}])),
+        m(user([{**NEW, "url": "data:image/png;base64,AAAA"}])),
+        r({**NEW, "parts": [{"mime_type": "image/png", "file": "f"}]}),
+    ),
     "audio, files, documents that are not there as text": (
         m(user([{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}])),
         m(user([{"type": "input_audio"}])),

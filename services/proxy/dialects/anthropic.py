@@ -1,7 +1,8 @@
 """Anthropic Messages, both ways: request bodies to conversations, answers to messages, stream events and errors.
 
 Pure functions. What is kept of a request is what is rendered; what would falsify log-probabilities, or cannot be shown
-to the policy, is refused with a sentence that says why. Blocks of unknown kinds stay as the text of their JSON.
+to the policy, is refused with a sentence that says why. Blocks of unknown kinds stay as the text of their JSON, if they
+are text.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from services.proxy.conversation import (
 )
 from services.proxy.dialects.body import Body, read_body
 from services.proxy.dialects.dialect import OVERLOADED, Answer, Dialect
+from services.proxy.dialects.pictures import unreadable
 from services.proxy.dialects.wire import NO_GRAMMAR, TEXT_ONLY, compact, decode, field, numbers, shown, stops
 from services.proxy.memory import Memory, request_digest
 from services.proxy.refusal import Refused
@@ -223,7 +225,7 @@ def _result(block: dict[str, Any], where: str) -> str:
 def _other(block: dict[str, Any], where: str) -> str:
     """Claude Code takes out what is refused at a place of this form, says so to the policy, and asks again."""
     kind = block.get("type")
-    if kind == "image" or (kind == "document" and not _is_text(block)):
+    if kind == "image" or (not _is_text(block) if kind == "document" else unreadable(block)):
         raise Refused(400, f"{where}.{kind}: {TEXT_ONLY}")
     return shown(block)
 

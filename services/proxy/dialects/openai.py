@@ -12,6 +12,7 @@ from typing import Any
 
 from services.proxy.conversation import Conversation, Request
 from services.proxy.dialects.dialect import OVERLOADED
+from services.proxy.dialects.pictures import unreadable
 from services.proxy.dialects.wire import TEXT_ONLY, field, shown
 from services.proxy.memory import Memory
 from services.proxy.refusal import Refused
@@ -56,22 +57,23 @@ def texts_of(content: Any, where: str) -> list[str]:
         return [content] if content else []
     if not isinstance(content, list):
         raise Refused(400, f"{where}: expected a string or a list of parts")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}.{index}"
-        if isinstance(part, str):
-            texts.append(part)
-        elif not isinstance(part, dict):
-            raise Refused(400, f"{place}: expected a part")
-        elif part.get("type") in _TEXTS:
-            texts.append(field(part, "text", str, place))
-        elif part.get("type") == "refusal":
-            texts.append(field(part, "refusal", str, place))
-        elif part.get("type") in _UNREADABLE:
-            raise Refused(400, f"{place}: {part['type']}: {TEXT_ONLY}")
-        else:
-            texts.append(shown(part))
-    return texts
+    return [text_of(part, f"{where}.{index}") for index, part in enumerate(content)]
+
+
+def text_of(part: Any, where: str) -> str:
+    """The text of a part, which of an unknown kind is that of its JSON. Raises Refused for what cannot be read."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise Refused(400, f"{where}: expected a part")
+    kind = part.get("type")
+    if kind in _TEXTS:
+        return field(part, "text", str, where)
+    if kind == "refusal":
+        return field(part, "refusal", str, where)
+    if kind in _UNREADABLE or unreadable(part):
+        raise Refused(400, f"{where}: {kind}: {TEXT_ONLY}")
+    return shown(part)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from services.proxy.dialects.openai import (
     arguments_of,
     conversation,
     error,
+    text_of,
     texts_of,
 )
 from services.proxy.dialects.responses_tools import TEXT, Origin, read_tools, shown_name
@@ -148,7 +149,7 @@ def _item(told: Transcript, data: bytes, index: int) -> None:
         case "item_reference":
             raise Refused(400, f"{where}: nothing is stored here that an item could refer to; send the item itself")
         case _:
-            told.user([Text(text=text) for text in texts_of([item], where)])
+            told.user([Text(text=text_of(item, where))])
 
 
 def _message(told: Transcript, item: dict[str, Any], where: str) -> None:
