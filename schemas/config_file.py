@@ -1,29 +1,29 @@
 """Reads a configuration: one TOML file, decoded strictly, with overrides `--set a.b=value` on top.
 
-An unknown key is a ConfigError that names the nearest known one; nothing is read that `config_checks.validate` refuses.
+An unknown key is a ConfigError that names the nearest known one, a value of the wrong type one that says what is expected;
+nothing is read that `config_checks.validate` refuses. What an override got wrong is said of the override, not of the file.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
+import re
 import tomllib
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from schemas.config import Config, Section
+from schemas.config import Config
 from schemas.config_checks import validate
+from schemas.config_types import check_types, hints_of, missing_in, sections_in
 from schemas.errors import ConfigError
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Config:
     """Decode `path`, apply overrides of the form `a.b=value` (value in TOML, else a string), validate.
 
-    Raises ConfigError with the file, the key and the remedy.
+    Raises ConfigError with the file or the override, the key and the remedy.
     """
     try:
         tree = tomllib.loads(path.read_text())
@@ -38,18 +38,39 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
         alone: dict[str, Any] = {}
         _apply(alone, override)
         _refuse_unknown(alone, Config, f"--set {override}", "")
+        check_types(alone, Config, where=f"--set {override}")
         _apply(tree, override)
-    return from_tree(tree, where=str(path))
+    config = _decoded(tree, where=str(path))
+    try:
+        validate(config, where=str(path))
+    except ConfigError as error:
+        named = [override for override in overrides or [] if _names(error.what, override)]
+        where = " ".join([str(path), *(f"--set {override}" for override in named)])
+        raise ConfigError(error.what, where=where, remedy=error.remedy) from None
+    return config
 
 
 def from_tree(tree: dict[str, Any], *, where: str) -> Config:
-    _refuse_unknown(tree, Config, where, "")
-    try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error), where=where, remedy=_correct(str(error))) from None
+    """Raises ConfigError."""
+    config = _decoded(tree, where=where)
     validate(config, where=where)
     return config
+
+
+def _decoded(tree: dict[str, Any], *, where: str) -> Config:
+    _refuse_unknown(tree, Config, where, "")
+    check_types(tree, Config, where=where)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        what = f"{missing} is missing" if (missing := missing_in(error)) else str(error)
+        raise ConfigError(what, where=where, remedy="give it a value") from None
+
+
+def _names(what: str, override: str) -> bool:
+    """Whether an error speaks of the key of an override."""
+    key = override.partition("=")[0].strip()
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w])", what) is not None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -68,46 +89,25 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[last] = value
 
 
-_hints = functools.cache(typing.get_type_hints)
-"""Fields of a section and their types."""
-
-
 def _refuse_unknown(tree: dict[str, Any], kind: type, where: str, prefix: str) -> None:
-    hints = _hints(kind)
+    hints = hints_of(kind)
     for key, value in tree.items():
         if key not in hints:
             alike = [known for known in hints if known.lower() == key.lower()]
             near = alike or difflib.get_close_matches(key, hints, 1) or _elsewhere(key)
             remedy = f"did you mean {prefix + near[0] if near[0] in hints else near[0]!r}?" if near else f"known here: {', '.join(hints)}"
             raise ConfigError(f"unknown key {prefix + key!r}", where=where, remedy=remedy)
-        for inner in _structs(hints[key]):
+        for inner in sections_in(hints[key]):
             rows = value if isinstance(value, list) else [value]
             for row in rows:
                 if isinstance(row, dict):
                     _refuse_unknown(row, inner, where, f"{prefix}{key}.")
 
 
-def _correct(error: str) -> str:
-    """What to do about a value of the wrong type; where only some words are allowed, which."""
-    allowed: Any = Config
-    for part in error.rpartition("`$.")[2].rstrip("`").split("."):
-        kind = next(iter(_structs(allowed)), None)
-        allowed = _hints(kind).get(part) if kind else None
-    if typing.get_origin(allowed) is typing.Literal:
-        return f"choose from {', '.join(map(str, typing.get_args(allowed)))}"
-    return "correct the value; schemas/config.py documents every key"
-
-
-def _structs(hint: Any) -> list[type]:
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and issubclass(hint, Section):
-        return [hint]
-    return [inner for arg in typing.get_args(hint) for inner in _structs(arg)]
-
-
 def _elsewhere(key: str) -> list[str]:
     """A key that is known in another section, written with its section."""
-    for section, hint in _hints(Config).items():
-        for inner in _structs(hint):
-            if key in _hints(inner):
+    for section, hint in hints_of(Config).items():
+        for inner in sections_in(hint):
+            if key in hints_of(inner):
                 return [f"{section}.{key}"]
     return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from schemas import config as schema
 from schemas import config_checks
 from schemas.config import Config
 from schemas.config_file import load
+from schemas.config_types import hints_of, sections_in
 from schemas.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.toml"
@@ -84,11 +86,13 @@ def test_every_proxy_has_a_port_of_its_own() -> None:
         ("cells.count.x=3", "count"),
         ("cells.count=three", "cells.count"),
         ("rollout.transport=sharedmem", "choose from auto, mooncake, shared-memory"),
+        ("harness={}", "harness.command is missing"),
+        ('prepare=[{makes="x"}]', "prepare[0].command is missing"),
         ("steps=0", "not in 1..2147483647"),
     ],
 )
 def test_what_is_wrong_is_named(override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         load(QUICKSTART, [override])
 
 
@@ -96,6 +100,64 @@ def test_an_unknown_key_is_where_it_was_said() -> None:
     with pytest.raises(ConfigError) as caught:
         load(QUICKSTART, ["seed=1", "scheduler.n=4"])
     assert caught.value.where == "--set scheduler.n=4"
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "remedy"),
+    [
+        ("proxy.port=abc", 'proxy.port = "abc", expected a whole number', "schemas/config.py documents proxy.port"),
+        ("proxy.port=1.5", "proxy.port = 1.5, expected a whole number", "schemas/config.py"),
+        ("steps=", 'steps = "", expected a whole number', "schemas/config.py"),
+        ("steps=true", "steps = true, expected a whole number", "schemas/config.py"),
+        ("proxy=3", "proxy = 3, expected a section with keys of its own", "proxy.count"),
+        ("cells.count.x=3", 'cells.count = {"x": 3}, expected a whole number', "schemas/config.py"),
+        ("rollout.transport=tcp", 'rollout.transport = "tcp", expected one of auto, mooncake, shared-memory', "choose"),
+        ("harness.command=ls", 'harness.command = "ls", expected a list of texts', "schemas/config.py"),
+        ("harness.command=[1]", "harness.command = [1], expected a list of texts", "schemas/config.py"),
+        ("harness.env.A=3", 'harness.env = {"A": 3}, expected a table of texts', "schemas/config.py"),
+        ("trainer.betas=[0.1]", "trainer.betas = [0.1], expected a list of 2 numbers", "schemas/config.py"),
+        ("eval.temperature=warm", 'eval.temperature = "warm", expected a number', "schemas/config.py"),
+        ("prepare=3", "prepare = 3, expected a list of tables", "schemas/config.py"),
+        ("name=7", "name = 7, expected text", 'write text in quotes: name = "7"'),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_said_of_the_override(override: str, what: str, remedy: str) -> None:
+    """In words of the configuration, not of its decoder."""
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, ["seed=1", override])
+    assert caught.value.where == f"--set {override}"
+    assert caught.value.what == what and remedy in caught.value.remedy
+
+
+def test_every_type_of_a_key_has_words() -> None:
+    """Whatever is given: no error speaks of arrays and objects."""
+
+    def keys(section: type, prefix: str = "") -> list[str]:
+        found = []
+        for name, hint in hints_of(section).items():
+            found += [prefix + name, *(keys(hint, f"{prefix}{name}.") if sections_in(hint) == [hint] else [])]
+        return found
+
+    for key in keys(Config):
+        for text in ("x", "3", "true", "[[1]]", "{x = [1]}", "1979-05-27"):
+            try:
+                load(QUICKSTART, [f"{key}={text}"])
+            except ConfigError as error:
+                assert error.remedy and "`" not in error.what, (key, text)
+
+
+def test_a_file_with_a_value_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(QUICKSTART.read_text().replace("[proxy]", '[proxy]\ncount = "two"'))
+    with pytest.raises(ConfigError) as caught:
+        load(path, ["seed=1"])
+    assert (caught.value.where, caught.value.what) == (str(path), 'proxy.count = "two", expected a whole number')
+
+
+def test_a_rule_that_is_broken_names_the_overrides_that_it_is_about() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(QUICKSTART, ["seed=1", "proxy.port=65535", "proxy.count=2", "steps=2"])
+    assert caught.value.where == f"{QUICKSTART} --set proxy.port=65535 --set proxy.count=2"
 
 
 @pytest.mark.parametrize("name", ["", "absent.toml", "binary.toml", "open.toml"])
