@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config_file import from_tree
 from schemas.errors import Fenced
-from schemas.events import RunStarted, ServiceJoined
+from schemas.events import ServiceJoined
 from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.service import Context, run_service
 from services.scheduler.service import serve
+from tests.mesh.contexts import context_of
 
 RUN = "r-alone"
 
@@ -25,21 +25,9 @@ RUN = "r-alone"
 @pytest.fixture
 async def context(tmp_path: Path) -> Callable[[], Context]:
     broker = MemoryBroker(SystemClock())
-    config = from_tree({"name": "t", "steps": 3, "harness": {"command": ["true"]}}, where="test")
 
     def make() -> Context:
-        return Context(
-            bus=MemoryBus(broker, RUN, name="test"),
-            clock=SystemClock(),
-            started=RunStarted(seed=0, config=config, tasks=[], code="test"),
-            run=RUN,
-            service="scheduler",
-            instance="scheduler",
-            folder=tmp_path,
-            cache=tmp_path,
-            here=tmp_path,
-            secret=b"s",
-        )
+        return context_of("scheduler", MemoryBus(broker, RUN, name="test"), tmp_path)
 
     await make().bus.open_run()
     return make

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from schemas import events as e
-from schemas.config_file import from_tree
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.health import Health
@@ -19,6 +18,7 @@ from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.service import Context
 from tests.facts import fact
+from tests.mesh.contexts import context_of
 
 RUN = "r-live"
 
@@ -83,20 +83,7 @@ class Answers(Health):
 async def context(tmp_path: Path) -> AsyncIterator[Context]:
     bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
     await bus.open_run()
-    config = from_tree({"name": "t", "steps": 3, "harness": {"command": ["true"]}}, where="test")
-    yield Context(
-        bus=bus,
-        clock=SystemClock(),
-        started=e.RunStarted(seed=0, config=config, tasks=[], code="test"),
-        run=RUN,
-        service="scheduler",
-        instance="scheduler",
-        folder=tmp_path,
-        cache=tmp_path,
-        here=tmp_path,
-        secret=b"s",
-        health=Answers(),
-    )
+    yield context_of("scheduler", bus, tmp_path, health=Answers())
     await bus.close()
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from schemas import streams
-from schemas.config_file import from_tree
 from schemas.errors import EngineError
-from schemas.events import RunStarted
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.service import Context, serve_until
+from tests.mesh.contexts import context_of
 
 RUN = "r-service"
 
@@ -25,19 +24,7 @@ RUN = "r-service"
 async def context(tmp_path: Path) -> AsyncIterator[Context]:
     bus = MemoryBus(MemoryBroker(SystemClock()), RUN, name="test")
     await bus.open_run()
-    tree = {"name": "t", "harness": {"command": ["true"]}, "steps": 3}
-    yield Context(
-        bus=bus,
-        clock=SystemClock(),
-        started=RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test"),
-        run=RUN,
-        service="packer",
-        instance="packer",
-        folder=tmp_path,
-        cache=tmp_path,
-        here=tmp_path,
-        secret=b"s",
-    )
+    yield context_of("packer", bus, tmp_path)
     await bus.close()
 
 

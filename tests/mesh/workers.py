@@ -23,6 +23,7 @@ from services.mesh.memory_bus import MemoryBus
 from services.mesh.publisher import Publisher
 from services.mesh.service import Context
 from services.mesh.tasks import list_tasks, task_refs
+from tests.mesh.contexts import context_of
 
 SECRET = b"s" * 32
 FULL_REWARD = 'echo 1 > "$VERIFIER_LOGS/reward.txt"\n'
@@ -70,17 +71,14 @@ class World:
         return await publisher.say(kind, entity, data, id=id or f"{owner}.{next(self._ids)}")
 
     def context(self, service: str, *, bus: Bus | None = None, instance: str = "") -> Context:
-        return Context(
-            bus=bus or self.bus,
-            clock=self.clock,
+        return context_of(
+            service,
+            bus or self.bus,
+            self.folder,
             started=self.started,
-            run=self.bus.run,
-            service=service,
-            instance=instance or service,
-            folder=self.folder,
-            cache=self.folder,
-            here=self.folder,
+            clock=self.clock,
             secret=SECRET,
+            instance=instance,
         )
 
     async def wait(self, kind: str, entity: str = "", *, attempt: int = -1) -> Event:

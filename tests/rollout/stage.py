@@ -20,8 +20,8 @@ from services.mesh.bus import Bus
 from services.mesh.clock import SystemClock
 from services.mesh.codec import decode
 from services.mesh.publisher import Publisher
-from services.mesh.service import Context
 from services.rollout.service import EPOCH_HEADER, RolloutCell
+from tests.mesh.contexts import context_of
 
 RUN = "r-rollout"
 
@@ -100,21 +100,9 @@ class ScriptedEngine:
 class Stage:
     def __init__(self, bus: Bus, tmp: Path, **rollout: Any) -> None:
         tree = {"name": "t", "harness": {"command": ["true"]}, "steps": 3, "rollout": rollout}
-        config = from_tree(tree, where="test")
+        started = RunStarted(seed=0, config=from_tree(tree, where="test"), tasks=[], code="test")
         self.bus, self.clock = bus, SystemClock()
-        self.context = Context(
-            bus=bus,
-            clock=self.clock,
-            started=RunStarted(seed=0, config=config, tasks=[], code="test"),
-            run=RUN,
-            service="rollout",
-            instance="rollout-cell-0",
-            folder=tmp,
-            cache=tmp,
-            here=tmp,
-            secret=b"s",
-            cell="cell-0",
-        )
+        self.context = context_of("rollout", bus, tmp, started=started, clock=self.clock, cell="cell-0")
         self.engine = ScriptedEngine()
         self.cell = RolloutCell(self.context, self.engine)
         self._said = 0

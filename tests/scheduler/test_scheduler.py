@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,6 +17,25 @@ from services.scheduler.core.state import State, cell_count, served_capacity
 from services.scheduler.decider import Scheduler
 from tests.scheduler.watch import Watch
 from tests.scheduler.world import RUN, World, small_config
+
+_PLAIN: dict[str, Any] = {
+    "capacity": 4,
+    "cells": 2,
+    "rho": 0.5,
+    "fail": 0.2,
+    "trainable": 2,
+    "operator": 0.0,
+    "lose": 0.0,
+    "every": 0,
+    "measured": 1,
+    "lose_cells": 0.0,
+    "restore": 0.0,
+    "strategy": "elastic",
+    "streaming": True,
+    "pool": 0,
+    "oversample": 0,
+}
+"""A run of two small cells in which executions fail and nothing else happens."""
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,45 +59,9 @@ from tests.scheduler.world import RUN, World, small_config
     pool=st.sampled_from([0, 0, 1, 2]),
     oversample=st.sampled_from([0, 0, 1, 3]),
 )
-@example(  # the last engine left while a group could still be discarded
-    seed=0,
-    capacity=4,
-    cells=2,
-    mu=1,
-    phi=0.0,
-    rho=0.5,
-    fail=0.2,
-    trainable=2,
-    operator=0.0,
-    lose=0.0,
-    every=0,
-    measured=1,
-    lose_cells=0.0,
-    restore=0.0,
-    strategy="elastic",
-    streaming=True,
-    pool=0,
-    oversample=0,
-)
+@example(**{**_PLAIN, "seed": 0, "mu": 1, "phi": 0.0})  # the last engine left while a group could still be discarded
 @example(  # more held-out executions than fit while any cell trains
-    seed=1,
-    capacity=4,
-    cells=2,
-    mu=2,
-    phi=0.5,
-    rho=0.5,
-    fail=0.2,
-    trainable=2,
-    operator=0.02,
-    lose=0.1,
-    every=2,
-    measured=20,
-    lose_cells=0.0,
-    restore=0.0,
-    strategy="elastic",
-    streaming=True,
-    pool=0,
-    oversample=0,
+    **{**_PLAIN, "seed": 1, "mu": 2, "phi": 0.5, "operator": 0.02, "lose": 0.1, "every": 2, "measured": 20}
 )
 def test_every_run_ends_and_keeps_the_invariants(
     seed: int,

@@ -22,6 +22,7 @@ from services.mesh.publisher import Publisher
 from services.mesh.service import Context
 from services.trainer.cell import Cell
 from services.trainer.service import CellTrainer
+from tests.mesh.contexts import context_of
 
 RUN = "r-trainer"
 
@@ -53,19 +54,7 @@ class Stage:
         self._said = 0
 
     def context(self, cell: str = "cell-0") -> Context:
-        return Context(
-            bus=self.bus,
-            clock=self.clock,
-            started=self.started,
-            run=self.run,
-            service="trainer",
-            instance=f"trainer-{cell}",
-            folder=self.tmp,
-            cache=self.tmp,
-            here=self.tmp,
-            secret=b"s",
-            cell=cell,
-        )
+        return context_of("trainer", self.bus, self.tmp, started=self.started, clock=self.clock, cell=cell)
 
     async def say(self, owner: str, kind: str, entity: str, data: Any) -> int:
         self._said += 1

@@ -21,6 +21,7 @@ from services.mesh.codec import decode
 from services.mesh.publisher import Publisher
 from services.mesh.service import Context
 from services.mesh.tree_codec import digest_records, encode_record
+from tests.mesh.contexts import context_of
 
 WAIT_S = 20.0
 
@@ -95,18 +96,7 @@ class Mesh:
         return await self.say("proxy", "execution.sealed", execution, data, id=f"seal-{execution}")
 
     async def context(self, service: str) -> Context:
-        return Context(
-            bus=await self.connect(),
-            clock=SystemClock(),
-            started=self.started,
-            run=self.run,
-            service=service,
-            instance=service,
-            folder=self.folder,
-            cache=self.folder,
-            here=self.folder,
-            secret=b"",
-        )
+        return context_of(service, await self.connect(), self.folder, started=self.started)
 
     @contextlib.asynccontextmanager
     async def serving(self, service: str, serve: Callable[[Context], Awaitable[None]]) -> AsyncIterator[Context]:

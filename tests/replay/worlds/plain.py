@@ -22,7 +22,7 @@ from services.mesh.codec import decode
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
 from services.mesh.publisher import Publisher
-from services.mesh.service import Context
+from tests.mesh.contexts import context_of
 
 RUN = "r-worlds"
 TIMEOUT_PACE = 1e-3
@@ -176,16 +176,11 @@ class Mesh:
             number = self._numbers[instance] = self._numbers.get(instance, -1) + 1
             life = self.lives[instance] = PlainLife(instance)
             bus = MemoryBus(self.broker, RUN, name=instance)
-            context = Context(
-                bus=bus,
-                clock=SystemClock(),
+            context = context_of(
+                service,
+                bus,
+                self._folder,
                 started=self.started,
-                run=RUN,
-                service=service,
-                instance=instance,
-                folder=self._folder,
-                cache=self._folder,
-                here=self._folder,
                 secret=b"secret",
                 cell=cell,
                 health=WorldHealth(self.network, instance),
