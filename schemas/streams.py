@@ -9,9 +9,6 @@ An id may hold a dot (`e-000012.03`), which makes two tokens of it: filters for 
 
 from __future__ import annotations
 
-INLINE_LIMIT = 512 * 1024
-"""Bytes above which an event's content goes to BLOBS and the event names it."""
-
 
 def log_stream(run: str) -> str:
     return f"LOG_{run}"

@@ -132,7 +132,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """One state folder for both runs: the policy is made once."""
+    """One state folder for all runs: the policy is made once."""
     return Places(tmp_path_factory.mktemp("quickstart") / "state")
 
 

@@ -5,7 +5,7 @@ A case says which events it wants and what is to be different; logs are never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -78,7 +78,6 @@ def with_evidence(evidence: Evidence, **values: Any) -> Evidence:
 
 Case = tuple[Callable[[Log], Log] | None, Callable[[Evidence], Evidence] | None, str]
 """How the log is changed, how the evidence is, and a part of what must be said."""
-Cases = Mapping[str, list[Case]]
 
 
 def tampered(value: Any, **values: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +13,6 @@ from replay.virtual.life import Life
 from replay.virtual.loop import VirtualLoop
 from replay.virtual.network import Cut, Fate, Network
 from services.mesh.http import Unreachable
-
-Begin = Callable[[str, Coroutine[Any, Any, None]], Life]
 
 
 @pytest.fixture
