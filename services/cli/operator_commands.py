@@ -81,7 +81,7 @@ async def _was_added(bus: Bus, run: str, cell: str) -> bool:
 
 async def _check(bus: Bus, run: str, cell: str | None, kind: str) -> None:
     """A wish that nobody could follow is an error, not an event."""
-    if await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.{run}.finished") is not None:
+    if await operators.is_over(bus, run):
         raise GyreError(f"run {run} is over", remedy="name a run that is going on")
     if cell is None or kind == "cell.added":
         return
@@ -92,3 +92,5 @@ async def _check(bus: Bus, run: str, cell: str | None, kind: str) -> None:
         raise ConfigError(f"no cell {cell!r} in run {run}", remedy=f"choose from {', '.join(known)}{more}")
     if kind == "cell.withdrawn" and cell == known[0]:
         raise ConfigError(f"{cell} is the core: without it nothing is trained", remedy="pause the run instead")
+    if kind == "cell.withdrawn" and not await operators.has_joined(bus, run, cell):
+        raise GyreError(f"{cell} has not joined run {run} yet: it serves nobody", remedy="drain it once it has")

@@ -6,6 +6,7 @@ A wish that is said again is another wish: whoever says it gives each a nonce.
 from __future__ import annotations
 
 from schemas import events as e
+from schemas import streams
 from services.mesh.bus import Bus
 from services.mesh.clock import Clock
 from services.mesh.publisher import Publisher
@@ -22,6 +23,15 @@ WISHES = {
 def publisher(bus: Bus, *, clock: Clock, run: str) -> Publisher:
     """Who speaks for the people that run the mesh."""
     return Publisher(bus=bus, clock=clock, run=run, owner="operator", instance="operator")
+
+
+async def is_over(bus: Bus, run: str) -> bool:
+    return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.{run}.finished") is not None
+
+
+async def has_joined(bus: Bus, run: str, cell: str) -> bool:
+    """Whether the scheduler knows the cell: what is wished of one before it joins would be forgotten."""
+    return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.cell.{cell}.joined") is not None
 
 
 async def wish(operator: Publisher, kind: str, entity: str, *, by: str, nonce: str) -> int:
