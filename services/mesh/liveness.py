@@ -6,6 +6,8 @@ Of a cell's two processes only the one that the others wait for is probed, as LO
 
     rollout until it released the engine's memory --> trainer until it released training memory --> rollout ...
 
+When the run is over nobody is waited for: who starts then does nothing, and would not hear that it is lost.
+
 Silence in LOG proves nothing, a micro-step may take long; a process that is busy still answers. Where a service keeps
 its addresses after a stop, the time runs from when the watch began.
 """
@@ -23,7 +25,7 @@ from schemas.ids import cell_index
 from services.mesh.service import Context
 
 Service = Literal["rollout", "trainer"]
-_TELLS = (e.ServiceJoined, e.CellJoined, e.CellLost, e.CellRoleTransition)
+_TELLS = (e.ServiceJoined, e.CellJoined, e.CellLost, e.CellRoleTransition, e.RunFinished)
 """What changes who is waited for."""
 PROBE_S = 5.0
 """Longest wait for one answer."""
@@ -52,6 +54,8 @@ class Tenancy(msgspec.Struct, kw_only=True):
     epochs: dict[str, int] = {}
     lost: set[int] = set()
     """Processes that were said to be lost."""
+    over: bool = False
+    """The run is."""
 
     def fold(self, event: Event) -> None:
         data, cell = event.data, event.entity
@@ -62,6 +66,8 @@ class Tenancy(msgspec.Struct, kw_only=True):
             self.holders.setdefault(cell, "rollout")
         elif isinstance(data, e.CellLost) and data.service == self.service:
             self.lost.add(data.process)
+        elif isinstance(data, e.RunFinished):
+            self.over = True
         elif isinstance(data, e.CellRoleTransition):
             if data.phase == "decided":
                 self.epochs[cell] = data.epoch
@@ -79,7 +85,8 @@ class Tenancy(msgspec.Struct, kw_only=True):
         return [
             self.tenants[cell]
             for cell in sorted(self.holders, key=cell_index)
-            if self.holders[cell] == self.service
+            if not self.over
+            and self.holders[cell] == self.service
             and cell in self.tenants
             and self.tenants[cell].process not in self.lost
         ]

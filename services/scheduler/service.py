@@ -40,7 +40,7 @@ async def serve(context: Context) -> None:
 
 
 async def _feed(context: Context, watch: Watch) -> None:
-    async for event in context.events(about=("cell", "service")):
+    async for event in context.events(about=("cell", "service", "run")):
         watch.fold(event)
 
 

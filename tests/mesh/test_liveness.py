@@ -63,6 +63,8 @@ def test_of_two_processes_the_one_that_has_the_cell_is_awaited() -> None:
     assert fold(91, "trainer", "service.joined", "trainer-cell-1", e.ServiceJoined(url="http://t", pid=3)) == [
         "trainer"
     ]
+    over = e.RunFinished(steps=1, reason="steps_done")
+    assert fold(99, "scheduler", "run.finished", RUN, over) == [], "who starts when a run is over does nothing"
 
 
 class Answers(Health):
