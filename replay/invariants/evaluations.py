@@ -11,9 +11,9 @@ from schemas.envelope import Event
 
 class Evaluations(Invariant):
     """An evaluation is asked for after its execution finished, tries numbered from 1; a try is claimed by one evaluator at a
-    time, in answer to the request or to a claim that lapsed, and answered by one that claimed it; an evaluation
-    is scored once and a try fails once, and where an evaluator that started again does both, the first counts. Only surplus may
-    go without an answer.
+    time, in answer to the request or to a claim that lapsed, and fails by one that claimed it; a score is of the evaluation,
+    by one that claimed any of its tries. An evaluation is scored once and a try fails once, and where an evaluator that started
+    again does both, the first counts. Only surplus may go without an answer.
 
     Source: DESIGN sections 3 (claims) and 7 (outcome)
     """
@@ -25,6 +25,8 @@ class Evaluations(Invariant):
         """Evaluation to its newest try and the sequence of the request."""
         self._claims: dict[str, list[str]] = {}
         """Evaluation to those who claimed its newest try."""
+        self._earlier: dict[str, list[str]] = defaultdict(list)
+        """Evaluation to those who claimed a try before it."""
         self._claimed_at: dict[str, int] = {}
         self._answers: dict[str, set[tuple[str, int]]] = defaultdict(set)
         """Evaluation to what was answered: a score, or which try failed."""
@@ -50,6 +52,7 @@ class Evaluations(Invariant):
         elif tries and self._answered.get(event.entity, 0) != tries:
             self.violated(event, f"try {data.tries} is asked for and try {tries} did not fail")
         self._tries[event.entity] = (data.tries, event.seq)
+        self._earlier[event.entity] += self._claims.get(event.entity, [])
         self._claims[event.entity], self._claimed_at[event.entity] = [], event.seq
 
     @on("evaluation.claimed")
@@ -70,17 +73,19 @@ class Evaluations(Invariant):
     @on("evaluation.scored", "evaluation.failed")
     def answered(self, event: Event) -> None:
         tries, _ = self._tries.get(event.entity, (0, 0))
-        claims = self._claims.get(event.entity, [])
-        if not claims:
+        claims, scored = self._claims.get(event.entity, []), event.kind == "evaluation.scored"
+        answered = tries if scored else event.data.tries
+        # A failure names its try. A score is of the same workspace, whichever try's tests gave it.
+        claimants = [*self._earlier[event.entity], *claims] if scored or answered < tries else claims
+        if not claimants:
             self.violated(event, f"try {tries} answered and nobody had claimed it")
-        elif event.instance not in claims:
-            self.violated(event, f"answered by {event.instance}, claimed by {names(claims)}")
-        scored = event.kind == "evaluation.scored"
+        elif event.instance not in claimants:
+            self.violated(event, f"answered by {event.instance}, claimed by {names(claimants)}")
         answer = (event.kind, 0 if scored else event.data.tries)
         if answer in self._answers[event.entity] and len(set(claims)) < 2:
             self.violated(event, f"try {tries} answered twice in the same way")
         self._answers[event.entity].add(answer)
-        self._answered[event.entity] = 1 << 30 if scored else max(tries, self._answered.get(event.entity, 0))
+        self._answered[event.entity] = 1 << 30 if scored else max(answered, self._answered.get(event.entity, 0))
 
     def end(self) -> None:
         for name, (tries, seq) in self._tries.items():
