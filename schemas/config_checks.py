@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 
 
 def validate(config: Config, *, where: str) -> None:
-    """Checks over several keys; raises ConfigError naming the keys and the values."""
+    """Bounds of every number, then rules over one key or several. Raises ConfigError that names keys and values."""
     s, cells = config.scheduler, config.cells
 
     def refuse(what: str, remedy: str) -> None:
