@@ -19,7 +19,8 @@ from tests.proxy.bodies import body_of, parse_events
 from tests.proxy.conftest import MakeWorld
 from tests.proxy.engines import Engine
 from tests.proxy.test_moves_random import VirtualLoop
-from tests.proxy.world import EXECUTION, World
+from tests.proxy.test_proxies import Pair, pair  # noqa: F401
+from tests.proxy.world import EXECUTION, World, until
 
 DIALECTS: dict[str, Callable[..., dict[str, Any]]] = {
     "/v1/messages": lambda **more: body_of("hi", **more),
@@ -104,20 +105,22 @@ async def test_after_a_token_the_count_begins_anew(world: World, engine: Engine)
 
 
 class Batch(Engine):
-    """Dies with all that it has as soon as one of its calls holds `poison`, and is there again at once. Others stay in
-    its batch until `release` is set."""
+    """Dies with all that it has as soon as one of its calls holds `poison` and `fuse` is set, as it is from the beginning;
+    it is there again at once. Others stay in its batch until `release` is set."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         super().__init__(tokenizer)
         self.deaths = 0
         self.batch: list[web.Request] = []
-        self.died = asyncio.Event()
+        self.fuse = asyncio.Event()
+        self.fuse.set()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
         self.batch.append(request)
         try:
             if "poison" in self.tokenizer.decode(body["input_ids"]):
+                await self.fuse.wait()
                 self.deaths += 1
                 batch, self.batch = self.batch, []
                 for each in batch:
@@ -154,6 +157,34 @@ async def test_neighbours_in_the_batch_are_not_blamed(
         assert given_up == [EXECUTION]
     finally:
         cell.release.set()
+        await cell.stop()
+
+
+async def test_what_one_proxy_gives_up_no_other_asks_for(
+    pair: Pair,  # noqa: F811
+    tokenizer: ChatTokenizer,
+) -> None:
+    """Also where another stored something meanwhile that the one hasn't read."""
+    cell = await Batch(tokenizer).start()
+    try:
+        await pair.own.join("cell-1", cell)
+        await pair.own.move("cell-0", "cell-1", 2)
+        for world in (pair.own, pair.other):
+            await until(lambda world=world: world.routes.of(EXECUTION).cell == "cell-1")  # type: ignore[misc, union-attr]
+        cell.fuse.clear()
+        cell.release.set()
+        ask = asyncio.create_task(pair.own.status(body_of("poison")))
+        await until(lambda: len(cell.batch) == 1)
+        await pair.other.ask(body_of("hi"))
+        cell.fuse.set()
+        assert await ask == 400
+        assert await pair.other.status(body_of("poison", stream=True)) == 400
+        assert cell.deaths == 3
+        assert [type(entry) for entry in await pair.own.records()] == [CallRecord, GivenUp]
+        await pair.own.finish()
+        sealed = await pair.own.event("execution.sealed")
+        assert sealed.data.records == 2
+    finally:
         await cell.stop()
 
 
