@@ -150,7 +150,12 @@ class Execution:
                 left_s=self._left_s,
                 engines=shared.engines,
                 routes=shared.routes,
-                suspicion=Suspicion(shared.turns, most=shared.config.proxy.most_losses, prompt_tokens=prompt.tokens),
+                suspicion=Suspicion(
+                    shared.turns,
+                    most=shared.config.proxy.most_losses,
+                    prompt_tokens=prompt.tokens,
+                    prompt=lambda: prompt.encoded_ids([]),
+                ),
                 store=self._store,
                 give_up=self._give_up,
                 ended=self._ended,

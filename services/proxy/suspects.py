@@ -11,7 +11,8 @@ only, when the others that might be to blame either wait or have been at the eng
 wait pay for that with time, and only after losses in a row.
 
 Invariants
-- nobody is given up for fewer than `most` losses in a row, of which the last came in a turn of its own;
+- nobody is given up for fewer than `most` losses in a row, of which the last came in a turn of its own, unless another
+  call with the very same prompt was: executions of a group often begin alike, and the next loss is proof enough then;
 - what is lost after the engine had it for as long as reading any prompt takes counts for nothing, and begins anew;
 - who loses its connection in a move, by a refusal or before it was made is not counted: that says nothing of the call;
 - at a cell at most one suspect has its turn, in the order of asking; a turn ends.
@@ -20,6 +21,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Callable
 
 from schemas.records import GivenUp
 from services.proxy.refusal import Refused
@@ -35,6 +38,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._cells: dict[str, asyncio.Lock] = {}
+        self.given_up: set[bytes] = set()
+        """Digests of the prompts of calls that were."""
 
     def __repr__(self) -> str:
         taken = [cell for cell, lock in self._cells.items() if lock.locked()]
@@ -47,8 +52,8 @@ class Turns:
 class Suspicion:
     """Of one call: `turn`, `begin`, then `lost` or `lived`, and `end`, each time that an engine is asked."""
 
-    def __init__(self, turns: Turns, *, most: int, prompt_tokens: int) -> None:
-        self._turns, self._most = turns, most
+    def __init__(self, turns: Turns, *, most: int, prompt_tokens: int, prompt: Callable[[], list[bytes]]) -> None:
+        self._turns, self._most, self._prompt = turns, most, prompt
         self._long_s = READ_S + prompt_tokens / READ_TOKENS_PER_S
         self.cells: list[str] = []
         """Where it was lost, one after the other, without a token between them."""
@@ -85,9 +90,12 @@ class Suspicion:
             self.cells.clear()
             return False
         self._held_s = held_s
-        fatal = self.suspect and self._turn is not None
+        digest = hashlib.blake2b(b",".join(self._prompt()), digest_size=16).digest()
+        fatal = (self.suspect and self._turn is not None) or digest in self._turns.given_up
         if fatal or not self.suspect:
             self.cells.append(cell)
+        if fatal:
+            self._turns.given_up.add(digest)
         return fatal
 
     def lived(self) -> None:

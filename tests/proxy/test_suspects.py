@@ -225,6 +225,10 @@ def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(main())
 
 
+def call_of(turns: Turns, *, most: int = 3, tokens: int = 0, prompt: bytes = b"1,2") -> Suspicion:
+    return Suspicion(turns, most=most, prompt_tokens=tokens, prompt=lambda: [prompt])
+
+
 async def asked(call: Suspicion, seconds: float, *, lost: bool = True) -> bool:
     """One engine has the call for so long. Whether it is given up."""
     if call.suspect:
@@ -239,7 +243,7 @@ async def asked(call: Suspicion, seconds: float, *, lost: bool = True) -> bool:
 
 def test_hosts_that_are_lost_one_after_the_other_in_a_long_call_are_not_its_fault() -> None:
     async def main() -> None:
-        call = Suspicion(Turns(), most=3, prompt_tokens=100_000)
+        call = call_of(Turns(), tokens=100_000)
         for _ in range(20):
             assert not await asked(call, READ_S + 101.0)
         assert not await asked(call, 1.0) and not await asked(call, 1.0)
@@ -251,7 +255,7 @@ def test_hosts_that_are_lost_one_after_the_other_in_a_long_call_are_not_its_faul
 
 def test_one_that_kills_late_is_found_by_longer_turns() -> None:
     async def main() -> None:
-        call = Suspicion(Turns(), most=3, prompt_tokens=0)
+        call = call_of(Turns())
         assert [await asked(call, seconds) for seconds in (1.0, 1.0, 25.0, 25.0)] == [False, False, False, True]
         assert len(call.cells) == 3
 
@@ -261,7 +265,7 @@ def test_one_that_kills_late_is_found_by_longer_turns() -> None:
 def test_turns_are_taken_one_after_the_other_at_each_cell() -> None:
     async def main() -> None:
         turns = Turns()
-        calls = [Suspicion(turns, most=2, prompt_tokens=0) for _ in range(3)]
+        calls = [call_of(turns, most=2, prompt=b"%d" % number) for number in range(3)]
         assert [await asked(call, 1.0) for call in calls] == [False] * 3
         clock = asyncio.get_running_loop().time
         begun, began = [], clock()
@@ -279,5 +283,19 @@ def test_turns_are_taken_one_after_the_other_at_each_cell() -> None:
                 tasks.create_task(holds(call))
             await calls[0]._turns.at("cell-1").acquire()
         assert begun == pytest.approx([0.0, SHORTEST_TURN_S, 2 * SHORTEST_TURN_S])
+
+    in_virtual_time(main)
+
+
+def test_the_same_prompt_again_is_given_up_at_its_first_loss() -> None:
+    """The members of a group that begin alike don't cost three engines each."""
+
+    async def main() -> None:
+        turns = Turns()
+        first, same, other = call_of(turns), call_of(turns), call_of(turns, prompt=b"1,2,3")
+        assert [await asked(first, 1.0) for _ in range(3)] == [False, False, True]
+        assert not await asked(same, READ_S + 1.0), "an engine lived with it"
+        assert await asked(same, 1.0) and len(same.cells) == 1
+        assert not await asked(other, 1.0)
 
     in_virtual_time(main)
