@@ -12,6 +12,8 @@ from collections.abc import Callable
 from replay.fault import plan as p
 from replay.fault.setting import Setting
 from replay.replayer import DECIDERS
+from schemas.kinds import KINDS
+from services.trainer.batch_view import CORE
 
 FAULTS = (16, 26)
 """Least and most faults of a plan."""
@@ -35,6 +37,15 @@ _IN_HAND = (
     ("weights.exposed", "rollout"),
 )
 """What happens, and the service that has something in hand then."""
+_SAYING = (
+    *_IN_HAND,
+    ("execution.started", "harness"),
+    ("batch.join-closed", f"trainer-{CORE}"),
+    *[("checkpoint.saved", f"trainer-{CORE}")] * 3,
+)
+"""What happens, and the service that says something soon after it."""
+_HOLDING_UP = ("execution.lost", "group.ready", "batch.stepped", "weights.exposed", "weights.published", "burst.ended")
+"""What a scheduler acts on that would go on, were the run not paused."""
 _AWAITED = (
     ("micro-step.claimed", "trainer"),
     ("batch.stream-closed", "trainer"),
@@ -123,6 +134,7 @@ def _seconds(rng: random.Random, low: float, high: float) -> float:
 def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make, float]]:
     services = setting.instances()
     cells = [name.partition("-")[2] for name in services if name.startswith("rollout-")]
+    satellites = [cell for cell in cells if cell != CORE]
 
     def crash(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         down_s = _seconds(rng, 0.05, rng.choice([10.0, 10.0, 600.0]))
@@ -211,6 +223,18 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
             late_s=_seconds(rng, 0.01, 60.0),
         )
 
+    def last_words(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """Half of them of a service that has just begun something, which is what it speaks of."""
+        name, nth, down_s = rng.choice(services), rng.randint(1, 4), _seconds(rng, 0.05, 10.0)
+        if rng.random() < 0.5:
+            kind, service = rng.choice(_SAYING)
+            count = next((count for known, count in moments if known == kind), 1)
+            pin = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)))
+            name = rng.choice([name for name in services if service in (name, name.partition("-")[0])])
+            nth = rng.choice([1, 1, 1, 2, 3])
+        late_s = _seconds(rng, rng.choice([0.05, down_s, down_s]), rng.choice([60.0, 600.0]))
+        return p.LastWords(pin=pin, service=name, nth=nth, late_s=late_s, down_s=down_s)
+
     def delivery(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.Delivery(
             pin=pin,
@@ -221,6 +245,12 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         )
 
     def disconnected(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        if pin.kind and rng.random() < 0.3:
+            # For less than both ways of what was just said.
+            owners = KINDS[pin.kind].owners
+            speakers = [name for name in services if name.partition("-")[0] in owners] or services
+            at = p.Pin(kind=pin.kind, nth=pin.nth)
+            return p.Disconnected(pin=at, service=rng.choice(speakers), seconds=_seconds(rng, 0.000_02, 0.002))
         return p.Disconnected(pin=pin, service=rng.choice(services), seconds=_seconds(rng, 0.01, 120.0))
 
     def slow_reader(rng: random.Random, pin: p.Pin) -> p.AnyFault:
@@ -263,8 +293,19 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
     def agent(rng: random.Random, pin: p.Pin) -> p.AnyFault:
         return p.AgentFault(pin=pin, how=rng.choice(["twice", "leave", "late"]))
 
+    def paused(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        """Half of them when a scheduler has something to do, before or after it is done."""
+        kind = rng.choice(_HOLDING_UP)
+        count = next((count for known, count in moments if known == kind), 1)
+        after_s = rng.choice([0.0, _seconds(rng, 0.001, 60.0)])
+        at = p.Pin(kind=kind, nth=rng.randint(1, max(1, count)), after_s=after_s)
+        return p.Paused(pin=rng.choice([pin, at]), seconds=_seconds(rng, 0.1, 3600.0))
+
+    def withdrawn(rng: random.Random, pin: p.Pin) -> p.AnyFault:
+        return p.Withdrawn(pin=pin, cell=rng.choice(satellites), seconds=_seconds(rng, 1.0, _LONGEST_S))
+
     return [
-        (crash, 5.0),
+        (crash, 4.0),
         (in_hand, 2.5),
         (deciding, 2.0),
         (stop, 1.5),
@@ -274,7 +315,8 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         (damaged_checkpoint, 0.8),
         (damaged_snapshot, 0.8),
         (host_disk_full, 0.5),
-        (doubt, 3.0),
+        (doubt, 2.2),
+        (last_words, 1.8),
         (delivery, 2.0),
         (disconnected, 1.0),
         (slow_reader, 1.0),
@@ -285,4 +327,6 @@ def _makers(setting: Setting, moments: list[tuple[str, int]]) -> list[tuple[Make
         (engine, 2.0),
         (evaluator, 1.5),
         (agent, 1.0),
+        (paused, 0.7),
+        (withdrawn, 0.8),
     ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from replay.fault import setting as s
+from replay.fault.operator import Operator
 from replay.fault.setting import Setting
 from replay.invariants import Violation
 from replay.virtual.clock import WallClock
@@ -36,7 +37,6 @@ from services.mesh.health import HealthFace
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import Line, MemoryBus
 from services.mesh.memory_reader import by_timer
-from services.mesh.publisher import Publisher
 from services.mesh.service import SNAPSHOT_EVERY, Context, serve_until
 
 QUIET_S = 900.0
@@ -84,6 +84,7 @@ class Mesh:
         self.clock = WallClock(loop, start_us=s.START_US)
         """Of the machine that the event bus runs on."""
         self.broker = MemoryBroker(self.clock)
+        self.operator = Operator(self.broker, self.clock)
         self.network = Network(loop, latency=lambda: rng.uniform(0.000_2, 0.002))
         self.world = World(
             setting.seed, network=self.network, life=self._world_life, scripts=scenario.scripts(setting.seed)
@@ -96,8 +97,8 @@ class Mesh:
         self.rows = WorldRows()
         self.watchers: list[Callable[[Event], None]] = []
         """Called for each event as it is stored, in order, outside of all lives."""
-        self.set_back_s = 0.0
-        """By how much clocks were set back: what is timed by one of them lasts longer by as much."""
+        self.held_up_s = 0.0
+        """By how much clocks were set back, and the operator held up the run or a cell: so much longer may things take."""
         self._finished = asyncio.Event()
         self._said_at = self._stirred_at = 0.0
 
@@ -124,14 +125,12 @@ class Mesh:
 
     async def run(self, begin: Callable[[], None]) -> None:
         """To its end, or until it is stuck. `begin` is called once the run has started."""
-        bus = MemoryBus(self.broker, s.RUN, name="operator", line=Line(way_s=0.001, sits_out=True))
-        await bus.open_run()
+        await self.operator.open_run()
         self.broker.stream(streams.log_stream(s.RUN)).on_store = self._stored
         log, records = (self.broker.stream(name(s.RUN)) for name in (streams.log_stream, streams.records_stream))
         self.world.log_end = lambda: len(log.messages)
         self.world.records_end = lambda: len(records.messages)
-        operator = Publisher(bus=bus, clock=self.clock, run=s.RUN, owner="operator", instance="operator")
-        await operator.say("run.started", s.RUN, self.setting.started, id=f"{s.RUN}.started")
+        await self.operator.start(self.setting.started)
         begin()
         keepers = [asyncio.ensure_future(member.keep()) for member in self.members.values()]
         try:
@@ -140,6 +139,7 @@ class Mesh:
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
+            await self.operator.leave()
         for member in self.members.values():
             if member.life is not None:
                 member.life.kill()
@@ -171,7 +171,7 @@ class Mesh:
         log = self.broker.stream(streams.log_stream(s.RUN))
         while True:
             now = self.loop.time()
-            limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s + self.set_back_s
+            limit_s = STUCK_BUDGETS * self.setting.config.harness.overall_timeout_s + self.held_up_s
             if len(log.messages) > MOST_EVENTS:
                 self.report("endless", f"more than {MOST_EVENTS} events; {self._waiting()}")
                 return

@@ -124,6 +124,16 @@ class Doubt(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="doubt"):
     late_s: float = 1.0
 
 
+class LastWords(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="last-words"):
+    """A service dies as soon as it has sent a publish, which is stored `late_s` later: mostly in the life of the next."""
+
+    service: str
+    nth: int = 1
+    """As of a doubt."""
+    late_s: float = 1.0
+    down_s: float = 1.0
+
+
 class Delivery(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="delivery"):
     """A message on its way to a service is doubled or lost."""
 
@@ -201,6 +211,19 @@ class AgentFault(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="agen
     how: Literal["twice", "leave", "late"]
 
 
+class Paused(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="paused"):
+    """An operator pauses the run, and resumes it `seconds` later."""
+
+    seconds: float = 60.0
+
+
+class Withdrawn(Fault, frozen=True, kw_only=True, omit_defaults=True, tag="withdrawn"):
+    """An operator drains a cell, and adds it again `seconds` later. Never the core: that cannot be left out."""
+
+    cell: str
+    seconds: float = 600.0
+
+
 AnyFault = (
     Crash
     | Stop
@@ -210,6 +233,7 @@ AnyFault = (
     | DamagedSnapshot
     | HostDiskFull
     | Doubt
+    | LastWords
     | Delivery
     | Disconnected
     | SlowReader
@@ -220,6 +244,8 @@ AnyFault = (
     | EngineFault
     | EvaluatorFault
     | AgentFault
+    | Paused
+    | Withdrawn
 )
 
 

@@ -7,13 +7,14 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import singledispatchmethod
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
 from replay.fault import plan as p
 from replay.fault.mesh import Member, Mesh
 from replay.fault.setting import RUN
+from replay.fault.trouble import Awaited, Trouble
 from replay.virtual.network import USUAL, Fate
 from replay.worlds.disk import DAMAGED
 from replay.worlds.training import swapped
@@ -21,13 +22,8 @@ from replay.worlds.world import CHECKPOINTS
 from schemas import streams
 from schemas.envelope import Event
 from schemas.errors import ConfigError
-from services.mesh.bus import Stored
 from services.mesh.clock import MICROSECONDS
-from services.mesh.memory_bus import MemoryBus, PublishFate, always_answered
-from services.mesh.memory_reader import DeliveryFate, Line, always_once
 from services.trainer.batch_view import CORE
-
-F = TypeVar("F")
 
 _BECOMES: dict[str, Callable[[Any], Any] | None] = {"garbled": lambda _: DAMAGED, "gone": None, "swapped": swapped}
 """What becomes of what lies in a checkpoint."""
@@ -58,8 +54,8 @@ class Striker:
         self._pinned: dict[tuple[str, int], list[int]] = defaultdict(list)
         for place, fault in enumerate(plan.faults):
             self._pinned[fault.pin.kind, fault.pin.nth if fault.pin.kind else 0].append(place)
-        self._troubles = {name: _Trouble(self, member) for name, member in mesh.members.items()}
-        self._requests: list[_Awaited[p.Request]] = []
+        self._troubles = {name: Trouble(member, later=self.later, note=self.note) for name, member in mesh.members.items()}
+        self._requests: list[Awaited[p.Request]] = []
 
     def begin(self) -> None:
         for name, inputs in self._plan.snapshot_every.items():
@@ -183,6 +179,10 @@ class Striker:
         self._trouble(fault.service).doubt(fault, place)
 
     @_strike.register
+    def _last_words(self, fault: p.LastWords, place: int) -> None:
+        self._trouble(fault.service).doubt(fault, place)
+
+    @_strike.register
     def _delivery(self, fault: p.Delivery, place: int) -> None:
         self._trouble(fault.service).misdeliver(fault, place)
 
@@ -240,12 +240,12 @@ class Striker:
     def _clock_jump(self, fault: p.ClockJump, place: int) -> None:
         clock = self._mesh.clock if fault.who == "server" else self._member(fault.who).clock
         clock.off_us += round(fault.by_s * MICROSECONDS)
-        self._mesh.set_back_s += max(0.0, -fault.by_s)
+        self._mesh.held_up_s += max(0.0, -fault.by_s)
         self.note(place)
 
     @_strike.register
     def _request(self, fault: p.Request, place: int) -> None:
-        self._requests.append(_Awaited(fault, place, fault.nth, 1))
+        self._requests.append(Awaited(fault, place, fault.nth, 1))
         self._mesh.network.fate = self._request_fate
 
     def _request_fate(self, url: str, path: str) -> Fate:
@@ -286,96 +286,22 @@ class Striker:
             world.next_requests.append(fault.how)
         self.note(place)
 
-    def _trouble(self, name: str) -> _Trouble:
+    @_strike.register
+    def _paused(self, fault: p.Paused, place: int) -> None:
+        self._wish(place, "run.paused", "run.resumed", RUN, fault.seconds)
+
+    @_strike.register
+    def _withdrawn(self, fault: p.Withdrawn, place: int) -> None:
+        self._wish(place, "cell.withdrawn", "cell.reinstated", fault.cell, fault.seconds)
+
+    def _wish(self, place: int, kind: str, undone: str, entity: str, seconds: float) -> None:
+        def said() -> None:
+            self.note(place)
+            # Whoever waits for a place, or for the run to go on, waits so much longer.
+            self._mesh.held_up_s += seconds
+
+        self._mesh.operator.wish(kind, undone, entity, seconds=seconds, said=said)
+
+    def _trouble(self, name: str) -> Trouble:
         self._member(name)
         return self._troubles[name]
-
-
-class _Awaited(Generic[F]):
-    """A fault that waits for the n-th of something, and takes `times` of them."""
-
-    def __init__(self, fault: F, place: int, nth: int, times: int) -> None:
-        self.fault, self.place = fault, place
-        self._nth, self._times = nth, times
-
-    @property
-    def over(self) -> bool:
-        return self._times == 0
-
-    def comes(self) -> bool:
-        """One more came; whether the fault takes it."""
-        self._nth -= 1
-        if self._nth > 0:
-            return False
-        self._times -= 1
-        return True
-
-
-class _Trouble:
-    """What one service has to suffer from its connection to the event bus, through all of its lives."""
-
-    def __init__(self, striker: Striker, member: Member) -> None:
-        self._striker, self._member = striker, member
-        self._doubts: list[_Awaited[p.Doubt]] = []
-        self._deliveries: list[_Awaited[p.Delivery]] = []
-        self._usual = member.line
-        self._lagging = 0
-        member.on_connect.append(self._connected)
-
-    def doubt(self, fault: p.Doubt, place: int) -> None:
-        self._doubts.append(_Awaited(fault, place, fault.nth, fault.times))
-        self._connected(self._member.bus)
-
-    def misdeliver(self, fault: p.Delivery, place: int) -> None:
-        self._deliveries.append(_Awaited(fault, place, fault.nth, fault.times))
-        self._connected(self._member.bus)
-
-    def lag(self, fault: p.SlowReader) -> None:
-        self._lagging += 1
-        self._draw_line(msgspec.structs.replace(self._usual, delivery_s=fault.lag_s))
-
-        def over() -> None:
-            self._lagging -= 1
-            if not self._lagging:
-                self._draw_line(self._usual)
-
-        self._striker.later(fault.seconds, over)
-
-    def _draw_line(self, line: Line) -> None:
-        self._member.line = line
-        if self._member.bus is not None:
-            self._member.bus.line = line
-
-    def _connected(self, bus: MemoryBus | None) -> None:
-        # Whoever has no trouble takes the short way.
-        if bus is not None:
-            bus.publish_fate = (lambda subject, msg_id: self._publish_fate(bus)) if self._doubts else always_answered
-            bus.delivery_fate = self._delivery_fate if self._deliveries else always_once
-
-    def _publish_fate(self, bus: MemoryBus) -> PublishFate:
-        for awaited in self._doubts:
-            if not awaited.comes():
-                continue
-            if awaited.over:
-                self._doubts.remove(awaited)
-                self._connected(bus)
-                self._striker.note(awaited.place)
-            if awaited.fault.fate == "late":
-                self._striker.later(awaited.fault.late_s, lambda: _release(bus))
-            return PublishFate(awaited.fault.fate)
-        return PublishFate.ANSWERED
-
-    def _delivery_fate(self, stored: Stored) -> DeliveryFate:
-        for awaited in self._deliveries:
-            if not awaited.comes():
-                continue
-            if awaited.over:
-                self._deliveries.remove(awaited)
-                self._connected(self._member.bus)
-                self._striker.note(awaited.place)
-            return DeliveryFate(awaited.fault.fate)
-        return DeliveryFate.ONCE
-
-
-def _release(bus: MemoryBus) -> None:
-    bus.release_late()

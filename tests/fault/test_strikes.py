@@ -181,3 +181,64 @@ def test_a_service_that_does_not_stop_is_stubborn(monkeypatch: pytest.MonkeyPatc
     at = p.Pin(kind="execution.finished", nth=20)
     outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[p.Stop(pin=at, service="packer")]))
     assert [(each.invariant, each.entity) for each in outcome.violations] == [("stubborn", "packer")]
+
+
+def test_what_a_service_said_when_it_died_is_stored_while_it_is_away() -> None:
+    at = p.Pin(kind="execution.started", nth=10)
+    last = p.LastWords(pin=at, service="harness", late_s=30.0, down_s=60.0)
+    outcome, log = struck(PAIRS, last)
+    first, second = said_by(log, "harness", "service.joined")
+    late = [event for event in log if event.instance == "harness" and outcome.struck[0].seq < event.seq < second.seq]
+    struck_us = log[outcome.struck[0].seq - 1].time_us
+    assert late and late[0].time_us - struck_us >= 29e6
+    assert first.seq < late[0].seq < second.seq
+
+
+def test_a_step_that_a_dead_core_told_is_refused_once_the_next_has_begun() -> None:
+    at = p.Pin(kind="checkpoint.saved", nth=2)
+    outcome, log = struck(PAIRS, p.LastWords(pin=at, service="trainer-cell-0", late_s=600.0, down_s=1.0))
+    _, joined = said_by(log, "trainer-cell-0", "service.joined")
+    (step,) = [event for event in said_by(log, "trainer-cell-0", "batch.stepped") if event.data.version == 2]
+    assert outcome.struck[0].seq < joined.seq < step.seq
+
+
+def test_nothing_is_placed_while_the_operator_has_paused_the_run() -> None:
+    at = p.Pin(kind="execution.placed", nth=3)
+    _, log = struck(PAIRS, p.Paused(pin=at, seconds=1800.0))
+    (paused,), (resumed,) = (said_by(log, "operator", kind) for kind in ("run.paused", "run.resumed"))
+    assert 1800e6 <= resumed.time_us - paused.time_us < 1801e6
+    # What the scheduler had decided on before it heard of it is no matter.
+    placed = [event for event in log if event.kind == "execution.placed" and event.causation > paused.seq]
+    assert placed and placed[0].seq > resumed.seq
+
+
+def test_a_wish_is_said_again_until_the_event_bus_hears_it() -> None:
+    at = p.Pin(kind="execution.finished", nth=10)
+    _, log = struck(PAIRS, p.ServerRestart(pin=at, down_s=120.0), p.Paused(pin=at, seconds=60.0))
+    (paused,), (resumed,) = (said_by(log, "operator", kind) for kind in ("run.paused", "run.resumed"))
+    assert paused.time_us - [event for event in log if event.kind == at.kind][9].time_us >= 119e6
+    assert resumed.time_us - paused.time_us >= 60e6
+
+
+def test_a_cell_that_the_operator_drained_empties_and_serves_again_once_it_is_added() -> None:
+    at = p.Pin(kind="execution.started", nth=10)
+    _, log = struck(PAIRS, p.Withdrawn(pin=at, cell="cell-1", seconds=3600.0))
+    (withdrawn,), (added,) = (said_by(log, "operator", kind) for kind in ("cell.withdrawn", "cell.reinstated"))
+    between = [event for event in log if event.kind == "route.moved" and withdrawn.seq <= event.causation < added.seq]
+    assert {event.data.reason for event in between if event.data.source == "cell-1"} == {"withdrawn"}
+    placed = [event for event in log if event.kind == "execution.placed" and event.data.cell == "cell-1"]
+    assert not [event for event in placed if withdrawn.seq < event.causation < added.seq]
+    assert any(event.causation >= added.seq for event in placed)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        p.Paused(pin=p.Pin(kind="run.finished"), seconds=60.0),
+        p.Withdrawn(pin=p.Pin(), cell="cell-1", seconds=60.0),
+    ],
+    ids=["of a run that is over", "of a cell before it joins"],
+)
+def test_nobody_says_what_the_command_refuses(wish: p.AnyFault) -> None:
+    outcome = simulate_plan(p.Plan(seed=PAIRS, faults=[wish]))
+    assert not outcome.violations and not outcome.struck
