@@ -31,6 +31,8 @@ PICTURES: dict[str, dict[str, Any]] = {
     "an image that was made": {"data": [{"b64_json": SOUND}]},
     "an encoding": {"content": SOUND, "encoding": "base64"},
     "a picture by its beginning": {"screenshot": PNG},
+    "a media type as HTTP has it": {"file": {"content_type": "image/x", "content": SOUND}},
+    "a media type and something encoded": {"file": {"mimeType": "image/x", "bytes": SOUND}},
     "a picture in another block": {"content": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]},
     "a picture in another vendor's words": {"output": [{"type": "input_image", "image_url": "https://x"}]},
 }
@@ -45,6 +47,16 @@ TEXTS: dict[str, dict[str, Any]] = {
     "the beginning of a picture as a word": {"name": "iVBORw0KGgo"},
     "a kind as a value": {"schema": {"type": "image", "description": "what it is"}},
     "a long word": {"digest": "0123456789abcdef" * 64},
+    "a drawing as its source": {"resource": {"uri": "file:///a.svg", "mimeType": "image/svg+xml", "text": "<svg/>"}},
+    "a link to a picture": {"links": [{"type": "resource_link", "uri": "file:///a.png", "mimeType": "image/png"}]},
+    "a dependency": {"value": {"dependencies": {"base64": "^1.0.0"}}},
+    "an object of git": {"value": {"path": "a.py", "blob": "3b18e512dba79e4c8300dd08aeb37f8e728b8dad"}},
+    "an object of git with longer names": {"value": {"path": "a.py", "blob": "0123456789abcdef" * 4}},
+    "a setting": {"value": {"transfer": {"encoding": "base64", "limit": 3}}},
+    "a schema of what would be encoded": {"value": {"type": "base64", "description": "of the file"}},
+    "a listing": {"assets": [{"name": "a.png", "url": "https://x/a.png", "content_type": "image/png", "size": 3}]},
+    "a column of media types": {"value": [{"mime_type": "image/png", "count": 3}]},
+    "source as data": {"resource": {"mime_type": "application/sql", "data": "select 1"}},
 }
 
 Ask = Callable[[dict[str, Any]], Request]
