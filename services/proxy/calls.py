@@ -286,7 +286,7 @@ class Flight:
         self.cell, self._at_engine = route.cell, (route, rid)
         self.alive = self.alive or route != self._lost
         holds = asyncio.get_running_loop().call_later(HOLDS_S, self._hold)
-        self._suspicion.begin()
+        turn_s = self._suspicion.begin()
         answer = asyncio.create_task(
             self._engines.generate(
                 route,
@@ -296,6 +296,7 @@ class Flight:
                 max_new_tokens=self.prompt.max_new_tokens - len(sampled.ids),
                 stop_ids=self._stop_ids,
                 stops=self.request.stop,
+                turn_s=turn_s,
             )
         )
         try:

@@ -19,6 +19,8 @@ from services.mesh.http import Client, Unreachable
 from services.proxy.routes import Route
 
 EPOCH_HEADER = "x-gyre-epoch"
+TURN_HEADER = "x-gyre-turn"
+"""Seconds that the turn of a suspect lasts (`suspects`). Its cell gives one at a time, whichever proxies ask."""
 ABORT_S = 5.0
 
 log = structlog.get_logger(service="proxy")
@@ -102,13 +104,19 @@ class Engines:
         max_new_tokens: int,
         stop_ids: list[int],
         stops: tuple[str, ...] = (),
+        turn_s: float = 0.0,
     ) -> Sampled:
         """One answer of the engine to a prompt, which is the inside of a JSON list of ids, in parts. Sampling is plain, so that the
         log-probabilities are those of the samples.
 
+        A call with `turn_s` is a suspect: EngineBusy where the cell gives a turn to another.
+
         A cell that stops answering is logged once, and again when it answers: all its calls are lost together."""
+        headers = {EPOCH_HEADER: str(route.epoch)}
+        if turn_s:
+            headers[TURN_HEADER] = str(turn_s)
         try:
-            sampled = await self._generate(route, rid, input_ids, temperature, max_new_tokens, stop_ids, stops)
+            sampled = await self._generate(route, headers, rid, input_ids, temperature, max_new_tokens, stop_ids, stops)
         except EngineLost as error:
             if route.cell not in self._silent:
                 log.warning("engine lost", cell=route.cell, what=error.what)
@@ -127,6 +135,7 @@ class Engines:
     async def _generate(
         self,
         route: Route,
+        headers: dict[str, str],
         rid: str,
         input_ids: list[bytes],
         temperature: float,
@@ -149,7 +158,6 @@ class Engines:
         # Joined once: with a long prompt the body is by far the largest thing that a call moves.
         ids = [b'{"input_ids":[' + input_ids[0], *input_ids[1:]]
         ids[-1] += b"]," + about[1:]
-        headers = {EPOCH_HEADER: str(route.epoch)}
         try:
             status, data = await self._client.post(f"{route.url}/generate", b",".join(ids), headers=headers)
         except Unreachable as error:

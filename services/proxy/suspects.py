@@ -15,7 +15,8 @@ Invariants
   call with the very same prompt was: executions of a group often begin alike, and the next loss is proof enough then;
 - what is lost after the engine had it for as long as reading any prompt takes counts for nothing, and begins anew;
 - who loses its connection in a move, by a refusal or before it was made is not counted: that says nothing of the call;
-- at a cell at most one suspect has its turn, in the order of asking; a turn ends.
+- at a cell at most one suspect has its turn, in the order of asking; the cell sees to it that this holds for the suspects of
+  all proxies (`services.rollout.turns`), and whom it sends away asks again later; a turn ends.
 """
 
 from __future__ import annotations
@@ -75,13 +76,16 @@ class Suspicion:
         await turn.acquire()
         self._turn = turn
 
-    def begin(self) -> None:
-        """An engine is asked now."""
+    def begin(self) -> float:
+        """An engine is asked now. Seconds that the turn lasts, which its cell has to know: other proxies have suspects
+        too. 0 for who needs none."""
         loop = asyncio.get_running_loop()
         self._began = loop.time()
-        if self._turn is not None:
-            length_s = min(max(SHORTEST_TURN_S, 2 * self._held_s), self._long_s)
-            self._passes = loop.call_later(length_s, self._pass_on)
+        if self._turn is None:
+            return 0.0
+        length_s = min(max(SHORTEST_TURN_S, 2 * self._held_s), self._long_s)
+        self._passes = loop.call_later(length_s, self._pass_on)
+        return length_s
 
     def lost(self, cell: str) -> bool:
         """The engine went away with the call in hand. Whether that was once too often."""

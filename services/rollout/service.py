@@ -23,6 +23,7 @@ from schemas.units import Phase
 from services.mesh.service import Context, announce, rest
 from services.rollout.adapter import EngineAdapter, EngineDied, ReferenceAdapter
 from services.rollout.cell_role import CellRole
+from services.rollout.turns import Turns
 
 EPOCH_HEADER = "x-gyre-epoch"
 ABORT_AGAIN_S = 0.5
@@ -58,6 +59,7 @@ class RolloutCell:
         self.version = 0
         """What the engine holds; -1 while its memory is released."""
         self.in_flight = 0
+        self._turns = Turns()
         self._idle = asyncio.Event()
         self._idle.set()
         self._joined = False
@@ -296,6 +298,9 @@ class RolloutCell:
                 "message": f"{role.cell} is at epoch {role.epoch} ({role.stand}), the call at {epoch or 'none'}",
             }
             return 409, msgspec.json.encode({"error": error})
+        turn = self._turns.take(headers)
+        if turn is None:
+            return 503, msgspec.json.encode({"error": {"type": "not_its_turn", "message": "another suspect has its turn"}})
         self.in_flight += 1
         self._idle.clear()
         try:
@@ -303,6 +308,7 @@ class RolloutCell:
         except EngineError as error:
             return _unreachable(error)
         finally:
+            self._turns.give_back(turn)
             self.in_flight -= 1
             if self.in_flight == 0:
                 self._idle.set()

@@ -13,6 +13,7 @@ from aiohttp import web
 from schemas.records import CallRecord, GivenUp
 from services.mesh.chat import ChatTokenizer
 from services.proxy.suspects import READ_S, SHORTEST_TURN_S, Suspicion, Turns
+from services.rollout.turns import Turns as TurnsAtCell
 from tests.proxy import test_chat_completions as chat
 from tests.proxy import test_responses as responses
 from tests.proxy.bodies import body_of, parse_events
@@ -106,17 +107,21 @@ async def test_after_a_token_the_count_begins_anew(world: World, engine: Engine)
 
 class Batch(Engine):
     """Dies with all that it has as soon as one of its calls holds `poison` and `fuse` is set, as it is from the beginning;
-    it is there again at once. Others stay in its batch until `release` is set."""
+    it is there again at once. Others stay in its batch until `release` is set. Gives turns as a cell does."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         super().__init__(tokenizer)
         self.deaths = 0
+        self.turns = TurnsAtCell()
         self.batch: list[web.Request] = []
         self.fuse = asyncio.Event()
         self.fuse.set()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
+        turn = self.turns.take(request.headers)
+        if turn is None:
+            return web.Response(status=503)
         self.batch.append(request)
         try:
             if "poison" in self.tokenizer.decode(body["input_ids"]):
@@ -130,6 +135,7 @@ class Batch(Engine):
             await self.release.wait()
             return web.json_response(self.say("fine"))
         finally:
+            self.turns.give_back(turn)
             self.batch = [each for each in self.batch if each is not request]
 
 
@@ -155,6 +161,37 @@ async def test_neighbours_in_the_batch_are_not_blamed(
         assert all(answer["stop_reason"] == "end_turn" for answer in await asyncio.gather(*asks))
         given_up = [entry.execution for entry in await world.records() if isinstance(entry, GivenUp)]
         assert given_up == [EXECUTION]
+    finally:
+        cell.release.set()
+        await cell.stop()
+
+
+@pytest.mark.parametrize("neighbours", [1, 3])
+async def test_neighbours_that_another_proxy_serves_are_not_blamed(
+    pair: Pair,  # noqa: F811
+    tokenizer: ChatTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    neighbours: int,
+) -> None:
+    """Each proxy has a suspect whose turn has come; the cell gives the turn to one of them."""
+    monkeypatch.setattr("services.proxy.suspects.SHORTEST_TURN_S", 0.05)
+    cell = await Batch(tokenizer).start()
+    try:
+        await pair.own.join("cell-1", cell)
+        innocent = [f"e-000002.{number:02d}" for number in range(neighbours)]
+        for name in innocent:
+            await pair.own.place(name)
+        for name in (EXECUTION, *innocent):
+            await pair.own.move("cell-0", "cell-1", 2, execution=name)
+            for world in (pair.own, pair.other):
+                await until(lambda world=world, name=name: (r := world.routes.of(name)) and r.cell == "cell-1")  # type: ignore[misc]
+        asks = [asyncio.create_task(pair.other.status(body_of("hi"), execution=name)) for name in innocent]
+        await until(lambda: len(cell.batch) == neighbours)
+        assert await pair.own.status(body_of("poison")) == 400
+        cell.release.set()
+        assert await asyncio.gather(*asks) == [200] * neighbours
+        given_up = [entry.execution for entry in await pair.own.records() if isinstance(entry, GivenUp)]
+        assert given_up == [EXECUTION] and cell.deaths == 3
     finally:
         cell.release.set()
         await cell.stop()
