@@ -20,7 +20,7 @@ _MEDIA = ("image/", "audio/", "video/")
 _MEDIA_KEYS = ("media_type", "mediaType", "mime_type", "mimeType", "content_type", "contentType")
 _LISTED_KEYS = ("content_type", "contentType")
 """Words of HTTP, in which files are listed: with an address beside them they are no picture yet."""
-_CARRIES = ("data", "source", "content", "blob", "file_id")
+_CARRIES = ("data", "source", "content", "blob", "file", "file_id")
 _NAMES = ("url", "uri")
 _TEXTUAL = re.compile(r"text/|[^;]*[/+](?:json|xml|yaml|x-yaml|toml|javascript|x-sh)\b", re.IGNORECASE)
 """Media types of what is text although its bytes may be called data."""
@@ -65,6 +65,9 @@ def _encoded(value: Any) -> bool:
 def _says_so(block: Mapping[str, Any]) -> bool:
     """What a block says of itself."""
     if "base64" in (block.get("type"), block.get("encoding")) and any(map(_encoded, block.values())):
+        return True
+    if block.get("type") == "base64" and block.get("data"):
+        # The form of a source, however little it holds.
         return True
     if any(_encoded(block.get(key)) for key in _ENCODED_KEYS):
         return True
