@@ -54,7 +54,7 @@ class Poison:
             engine.die()
 
 
-@pytest.mark.parametrize(("seed", "faults"), [(1010, False), (1022, False), (1036, True)])
+@pytest.mark.parametrize(("seed", "faults"), [(1010, False), (1022, False), (1036, True), (1054, False), (1067, True)])
 def test_only_the_call_that_kills_is_given_up(monkeypatch: pytest.MonkeyPatch, seed: int, faults: bool) -> None:
     poison = Poison(30 + seed % 60)
     poison.plant(monkeypatch)
