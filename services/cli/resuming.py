@@ -65,7 +65,7 @@ async def open_run(
         except BusError as error:
             view.note(f"run {run} is not in this event store ({error.what}); another begins")
             return None
-        if await is_finished(bus, run):
+        if await operators.is_over(bus, run):
             return None
         mesh = read_mesh(places.run(run))
         assert mesh is not None
@@ -77,7 +77,7 @@ async def open_run(
         _check_same(run, started, config, tasks, held_out)
         await _ended(mesh)
         # Its services may have lived on until now.
-        if await is_finished(bus, run):
+        if await operators.is_over(bus, run):
             return None
         view.note(f"run {run} goes on")
         code = code_identity()
@@ -88,11 +88,6 @@ async def open_run(
         await operator.say("run.continued", run, RunContinued(code=code), id=f"{run}.continued.{end}")
         await _let_go(bus, operator)
     return run
-
-
-async def is_finished(bus: Bus, run: str) -> bool:
-    """Whether `run.finished` was said, by whomever."""
-    return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.*.finished") is not None
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -24,7 +24,6 @@ from schemas.config import Config
 from schemas.units import TaskRef
 from services.cli.launch import begin
 from services.cli.places import Places
-from services.cli.resuming import is_finished
 from services.mesh import operators
 from services.mesh.clock import SystemClock
 from services.mesh.nats_bus import connect
@@ -71,7 +70,7 @@ async def is_over(run: str, url: str) -> bool:
     """Whether `run.finished` was said. Raises EnvironmentMissing when the event bus doesn't answer."""
     bus = await connect(url, run, name=f"gyre/{run}/reader")
     try:
-        return await is_finished(bus, run)
+        return await operators.is_over(bus, run)
     finally:
         await bus.close()
 

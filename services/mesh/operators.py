@@ -26,6 +26,7 @@ def publisher(bus: Bus, *, clock: Clock, run: str) -> Publisher:
 
 
 async def is_over(bus: Bus, run: str) -> bool:
+    """Whether `run.finished` was said, by whomever."""
     return await bus.last_for(streams.log_stream(run), f"gyre.{run}.*.run.{run}.finished") is not None
 
 
