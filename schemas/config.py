@@ -133,7 +133,7 @@ class Proxy(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds between keep-alive pings while an answer is being made; at most 15."""
     grace_s: float = 30.0
     """Seconds for which generation goes on after its client left."""
-    most_losses: int = 3
+    most_losses: int = 5
     """Engines that one call may take with it: lost so often in a row while an engine had it, it is refused for good."""
 
 

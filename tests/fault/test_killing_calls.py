@@ -63,7 +63,8 @@ def test_only_the_call_that_kills_is_given_up(monkeypatch: pytest.MonkeyPatch, s
     assert set(poison.given_up) <= {poison.prompt}, "neighbours and victims of other faults go on"
     if not faults:
         # Members of a group may have the same prompt, and come to engines before the first of them is given up.
-        assert poison.given_up and poison.deaths <= 3 + 2 * (len(poison.given_up) - 1)
+        most = setting_of(seed).config.proxy.most_losses
+        assert poison.given_up and poison.deaths <= most + (most - 1) * (len(poison.given_up) - 1)
 
 
 def test_whoever_is_lost_by_faults_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

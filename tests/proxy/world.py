@@ -48,7 +48,7 @@ def configured(
         "harness": {"command": ["true"], "timeout_s": min(budget_s, 600.0), "overall_timeout_s": budget_s},
         "policy": {"path": str(policy)},
         "eval": eval or {},
-        "proxy": {"grace_s": 30.0, "max_new_tokens": 512, **proxy},
+        "proxy": {"grace_s": 30.0, "max_new_tokens": 512, "most_losses": 3, **proxy},
         "rollout": {"context_length": context_length, "kv_tokens": max(context_length, 65536)},
     }
     return from_tree(tree, where="test")
