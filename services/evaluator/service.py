@@ -20,7 +20,7 @@ from schemas.units import TaskRef
 from services.evaluator.book import Book, Request
 from services.evaluator.evaluation import Evaluation, folder_of
 from services.evaluator.folder import EvaluationFolder, Folders
-from services.evaluator.refusal import Refusal
+from services.evaluator.refusal import Reason, Refusal
 from services.mesh import process_group, process_table
 from services.mesh.clock import MICROSECONDS
 from services.mesh.guard import Guard, Keeper
@@ -108,10 +108,11 @@ class Evaluator:
     async def _worker(self) -> None:
         while True:
             request = await self._next()
-            if await self._claim(request):
+            claimed = await self._claim(request)
+            if claimed:
                 self.running += 1
                 try:
-                    await self._evaluate(request)
+                    await self._evaluate(request, claimed)
                 finally:
                     self.running -= 1
 
@@ -121,24 +122,27 @@ class Evaluator:
                 await self._arrived.wait()
             return request
 
-    async def _claim(self, request: Request) -> bool:
+    async def _claim(self, request: Request) -> int:
+        """Sequence of the claim; 0 where somebody else was first."""
         context = self._context
         # An evaluator may claim again what an earlier process of it left undone, or another that it had lost it to.
         again = f".{request.after}" if request.after != request.seq else ""
         try:
-            await context.say(
+            return await context.say(
                 "evaluation.claimed",
                 request.evaluation,
                 EvaluationClaimed(evaluator=context.instance, process=context.joined),
                 id=f"{request.fact_id('claimed')}.{context.instance}{again}",
                 causation=request.after,
-                claim=(streams.aggregate_filter(context.run, "evaluation", request.evaluation), request.after),
+                claim=(self._all_of(request), request.after),
             )
         except Conflict:
-            return False
-        return True
+            return 0
 
-    async def _evaluate(self, request: Request) -> None:
+    def _all_of(self, request: Request) -> str:
+        return streams.aggregate_filter(self._context.run, "evaluation", request.evaluation)
+
+    async def _evaluate(self, request: Request, claimed: int) -> None:
         context, data = self._context, request.data
         began_us = context.clock.now_us()
         task = self._tasks.get((data.held_out, data.task), TaskRef(name=data.task, digest=""))
@@ -152,15 +156,7 @@ class Evaluator:
             context.log.warning(
                 "no score", evaluation=request.evaluation, reason=refusal.reason, cause=str(refusal.__cause__ or "")
             )
-            await context.say(
-                "evaluation.failed",
-                request.evaluation,
-                EvaluationFailed(
-                    execution=data.execution, attempt=data.attempt, reason=refusal.reason, tries=data.tries
-                ),
-                id=request.fact_id("failed"),
-                causation=request.seq,
-            )
+            await self._say_failed(request, claimed, refusal.reason)
             return
         try:
             await context.say(
@@ -182,3 +178,18 @@ class Evaluator:
         except Conflict as error:
             # Write-once: an evaluation has one score, the one that was said first.
             context.log.warning("scored before", evaluation=request.evaluation, what=error.what)
+
+    async def _say_failed(self, request: Request, claimed: int, reason: Reason) -> None:
+        context, data = self._context, request.data
+        try:
+            await context.say(
+                "evaluation.failed",
+                request.evaluation,
+                EvaluationFailed(execution=data.execution, attempt=data.attempt, reason=reason, tries=data.tries),
+                id=request.fact_id("failed"),
+                causation=request.seq,
+                claim=(self._all_of(request), claimed),
+            )
+        except Conflict as error:
+            # An earlier process that had the try was heard late, or it was claimed anew.
+            context.log.warning("answered before", evaluation=request.evaluation, what=error.what)

@@ -56,8 +56,6 @@ class Restoring:
 
         Raises TrainerError where LOG has moved on since the choice: a process that is gone was heard late."""
         process, view, context = self._process, self._process.view, self._process.context
-        if not self._stepped:
-            return
 
         def check() -> None:
             if view.stepped != self._stepped or view.exposed > cell.version:
@@ -67,6 +65,11 @@ class Restoring:
                     remedy="its supervisor starts it again, from there",
                 )
 
+        # What the process before it said is stored before its own first word, or refused.
+        await process.until_folded(context.joined)
+        check()
+        if not self._stepped:
+            return
         await process.say_next(
             "checkpoint.restored",
             f"v{cell.version:06d}",

@@ -23,6 +23,9 @@ LATE, ANSWERED = PublishFate.LATE, PublishFate.ANSWERED
 REPEATED = ("rollout", "weights.published", "cell-1", e.WeightsPublished(version=1, bytes=1, seconds=1.0, transport="tcp"))
 """A fact that a service without a fence may say again and again."""
 ONCE = ("proxy", "execution.sealed", "e-000000.00", e.ExecutionSealed(attempt=0, records=0, last_record=0, digest=""))
+ACQUIRED = e.CellRoleTransition(
+    phase="acquired", source="train", target="rollout", epoch=2, seconds=1.0, version=1
+)
 Said = tuple[str, str, str, Value]
 
 
@@ -68,17 +71,20 @@ async def test_an_attempt_that_arrives_after_the_window_is_refused(
     assert await ids(bus) == ["a"]
 
 
-async def test_what_an_earlier_process_said_is_refused_once_the_next_one_spoke(
-    bus: MemoryBus, clock: VirtualClock
+@pytest.mark.parametrize("kind", ["weights.published", "cell.role-transition"])
+async def test_what_an_earlier_process_said_is_refused_once_the_next_one_spoke_of_the_same(
+    bus: MemoryBus, clock: VirtualClock, kind: str
 ) -> None:
-    owner, kind, entity, data = REPEATED
+    """Whatever the next one said of it."""
+    owner, _, entity, data = REPEATED
+    last_words = data if kind == "weights.published" else ACQUIRED
     dead = MemoryBus(bus.broker, RUN, name="dead")
     dead.publish_fate = lambda subject, msg_id: LATE
-    words = asyncio.create_task(publisher(dead, clock, owner).say(kind, entity, data, id="dead"))
+    words = asyncio.create_task(publisher(dead, clock, owner).say(kind, entity, last_words, id="dead"))
     while "1 late" not in repr(dead):
         await asyncio.sleep(0)
     words.cancel()
-    await publisher(bus, clock, owner).say(kind, entity, data, id="living")
+    await publisher(bus, clock, owner).say("weights.published", entity, data, id="living")
     dead.release_late()
     assert await ids(bus) == ["living"]
 
