@@ -46,9 +46,9 @@ def about(run: str, *entities: str, owner: str = "*") -> list[str]:
     return [f"gyre.{run}.{owner}.{entity}.>" for entity in entities]
 
 
-def chain_filter(run: str, owner: str, entity_id: str) -> str:
-    """Everything one service says about what has this id, a cell and its weights: each link expects the one before."""
-    return f"gyre.{run}.{owner}.*.{entity_id}.>"
+def chain_filter(run: str, owner: str, entity: str, entity_id: str) -> str:
+    """Everything one service says about one entity: where each link expects the one before."""
+    return f"gyre.{run}.{owner}.{entity}.{entity_id}.>"
 
 
 def aggregate_filter(run: str, entity: str, entity_id: str) -> str:

@@ -146,7 +146,7 @@ class Executions:
         """Say something of an attempt, unless it ended before: what was said first stands, deciders have acted on it."""
         context, execution = self.context, attempt.execution
         log = streams.log_stream(context.run)
-        mine = streams.chain_filter(context.run, "harness", execution)
+        mine = streams.chain_filter(context.run, "harness", "execution", execution)
         while not self.book.has_ended(attempt):
             claim = (mine, self.book.said(execution))
             try:

@@ -2,10 +2,10 @@
 
 Decisions and facts of a deciding service leave through one lock with an expected last sequence over everything that the
 service says, so a second instance started by mistake loses and stops (Fenced). Other services publish without a fence:
-their write-once facts expect that nothing was said before, and what they may say again is said as the next that the
-service says of the entity. So nothing is published without an expected sequence: an attempt that is on its way for however
-long is refused once another was stored, whether or not the server still knows its id; and what a dead process said is
-refused once the next one has spoken of the same.
+their write-once facts expect that nothing was said before, and what they may say again is said as the next of all that
+the service says, whichever of its processes. So nothing is published without an expected sequence: an attempt that is on its
+way for however long is refused once another was stored, whether or not the server still knows its id; and what a dead process
+said is refused once the next one has joined.
 """
 
 from __future__ import annotations
@@ -103,22 +103,22 @@ class Publisher:
             elif KINDS[kind].once:
                 seq = await attempt(subject, 0)
             else:
-                seq = await self._say_next(subject, streams.chain_filter(self.run, self.owner, entity), id, attempt)
+                seq = await self._say_next(subject, own, id, attempt)
             if self._fence is not None:
                 self._fence = max(self._fence, seq)
         return seq
 
     async def _say_next(
-        self, subject: str, chain: str, id: str, attempt: Callable[[str, int], Awaitable[int]]
+        self, subject: str, own: str, id: str, attempt: Callable[[str, int], Awaitable[int]]
     ) -> int:
         log = streams.log_stream(self.run)
         while True:
-            last = await self._bus.last_for(log, chain)
+            last = await self._bus.last_for(log, own)
             said = last if last is None or last.subject == subject else await self._bus.last_for(log, subject)
             if said is not None and said.msg_id == id:
                 return said.seq
             try:
-                return await attempt(chain, last.seq if last is not None else 0)
+                return await attempt(own, last.seq if last is not None else 0)
             except Conflict:
-                # Somebody spoke in between: an earlier process of ours that is heard late.
+                # Somebody spoke in between: another instance, or an earlier process of ours that is heard late.
                 continue

@@ -72,10 +72,9 @@ async def test_an_attempt_that_arrives_after_the_window_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["weights.published", "cell.role-transition"])
-async def test_what_an_earlier_process_said_is_refused_once_the_next_one_spoke_of_the_same(
+async def test_what_an_earlier_process_said_is_refused_once_the_next_one_has_joined(
     bus: MemoryBus, clock: VirtualClock, kind: str
 ) -> None:
-    """Whatever the next one said of it."""
     owner, _, entity, data = REPEATED
     last_words = data if kind == "weights.published" else ACQUIRED
     dead = MemoryBus(bus.broker, RUN, name="dead")
@@ -84,7 +83,8 @@ async def test_what_an_earlier_process_said_is_refused_once_the_next_one_spoke_o
     while "1 late" not in repr(dead):
         await asyncio.sleep(0)
     words.cancel()
-    await publisher(bus, clock, owner).say("weights.published", entity, data, id="living")
+    joined = e.ServiceJoined(url="http://next", pid=2)
+    await publisher(bus, clock, owner).say("service.joined", "rollout-cell-1", joined, id="living")
     dead.release_late()
     assert await ids(bus) == ["living"]
 
