@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from schemas import streams
-from schemas.events import EvaluationClaimed, GroupReady, RunFinished, ServiceJoined
+from schemas.events import EvaluationClaimed, EvaluationFailed, GroupReady, RunFinished, ServiceJoined
 from schemas.ids import evaluation_id, execution_id
 from services.evaluator.book import LONGEST_RETRY_S, RETRY_S
 from services.evaluator.service import CLAIM_REST_S, serve
 from services.mesh.codec import decode
 from services.mesh.memory_bus import MemoryBus
-from tests.evaluator.world import EVALUATION, answer, request, world_of, writes
+from tests.evaluator.world import EVALUATION, EXECUTION, answer, request, world_of, writes
 from tests.harness.agents import alive, file_of
 from tests.mesh.virtual_clock import VirtualClock
 from tests.mesh.workers import FULL_REWARD, serving
@@ -137,6 +137,25 @@ async def test_what_a_dead_process_of_its_own_claims_late_is_claimed_again(tmp_p
         await answer(world, "v-000000.02-1")
     scored = await world.events("evaluation.scored", "evaluation.failed")
     assert [event.entity for event in scored] == [late, "v-000000.02-1"]
+
+
+async def test_what_failed_before_is_not_said_again(tmp_path: Path) -> None:
+    """The process before it had the same try, and is heard late: its failure answers the try, also for whoever runs it now."""
+    os.mkfifo(tmp_path / "gate")
+    world = await world_of(tmp_path, f'echo $$ > "{tmp_path}/up"; : < "{tmp_path}/gate"')
+    async with serving(serve, world.context("evaluator")):
+        await request(world)
+        pid = int(await file_of(tmp_path / "up"))
+        failed = EvaluationFailed(execution=EXECUTION, attempt=1, reason="timeout", tries=1)
+        await world.say("evaluator", "evaluation.failed", EVALUATION, failed, id=f"q-{EVALUATION}-1.failed.1")
+        gate = os.open(tmp_path / "gate", os.O_RDWR)
+        while alive(pid):
+            await asyncio.sleep(0.002)
+        await request(world, evaluation="v-000000.01-1")
+        await answer(world, "v-000000.01-1")
+        os.close(gate)
+    said = [event.data.reason for event in await world.events("evaluation.failed") if event.entity == EVALUATION]
+    assert said == ["timeout"]
 
 
 async def test_stopping_in_the_middle_and_starting_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from schemas import events as e
 from schemas.envelope import Event
 from schemas.errors import TrainerError
 from schemas.micro_steps import MicroStep
-from schemas.units import Reward
+from schemas.units import GapStats, Reward
 from services.mesh.clock import SystemClock
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
@@ -109,6 +109,41 @@ async def test_what_a_dead_process_of_the_cell_claims_late_is_given_back_and_tra
         assert (await stage.seen("batch.stepped")).data.micro_steps == 1
     of_it = [event.kind for event in await stage.log() if event.entity == step.micro_step]
     assert of_it == [f"micro-step.{verb}" for verb in ("enqueued", "claimed", "released", "claimed", "done")]
+
+
+async def test_a_step_that_a_dead_core_told_before_the_next_one_joined_ends_that_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the starting policy in hand then, and starts again from the step."""
+    stepped = e.BatchStepped(
+        step=1,
+        version=1,
+        members=["cell-0"],
+        loss=0.0,
+        grad_norm=1.0,
+        lr=1e-6,
+        micro_steps=1,
+        tokens=1,
+        targets=1,
+        executions=1,
+        masked=0,
+        reward=0.5,
+        gap=GapStats(sum_abs=0.0, max_abs=0.0, count=1),
+        seconds=1.0,
+        as_of=1,
+    )
+    say = Context.say
+
+    async def overtaken(context: Context, kind: str, *args: Any, **more: Any) -> int:
+        if kind == "service.joined":
+            await stage.say("trainer", "batch.stepped", "b-000001", stepped)
+        return await say(context, kind, *args, **more)
+
+    monkeypatch.setattr(Context, "say", overtaken)
+    await stage.open_batch(1, version=0, final=True)
+    async with running(stage) as core:
+        with pytest.raises(TrainerError, match="version 1 was made meanwhile"):
+            await core
 
 
 @pytest.mark.parametrize("trained", [2, 3], ids=["in mid-batch", "before the update"])
