@@ -147,7 +147,7 @@ async def test_what_failed_before_is_not_said_again(tmp_path: Path) -> None:
         await request(world)
         pid = int(await file_of(tmp_path / "up"))
         failed = EvaluationFailed(execution=EXECUTION, attempt=1, reason="timeout", tries=1)
-        await world.say("evaluator", "evaluation.failed", EVALUATION, failed, id=f"q-{EVALUATION}-1.failed.1")
+        await world.say("evaluator", "evaluation.failed", EVALUATION, failed, id="heard-late")
         gate = os.open(tmp_path / "gate", os.O_RDWR)
         while alive(pid):
             await asyncio.sleep(0.002)
