@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas import events as e
 from schemas.envelope import Event
+from schemas.units import GapStats
 
 
 def fact(
@@ -44,3 +45,23 @@ def scored(
         reference=reference,
         seconds=0.1,
     )
+
+
+def stepped(step: int, **changes: Any) -> e.BatchStepped:
+    """The core made a step alone, of one micro-step; `changes` are fields."""
+    fields: dict[str, Any] = {
+        "version": step,
+        "members": ["cell-0"],
+        "loss": 0.0,
+        "grad_norm": 0.0,
+        "lr": 0.0,
+        "micro_steps": 1,
+        "tokens": 1,
+        "targets": 1,
+        "executions": 1,
+        "masked": 0,
+        "reward": 0.0,
+        "gap": GapStats(),
+        "seconds": 0.1,
+    }
+    return e.BatchStepped(step=step, **fields | changes)

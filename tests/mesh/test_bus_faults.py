@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from services.mesh.clock import MICROSECONDS, SystemClock
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import DeliveryFate, Line, MemoryBus, PublishFate
 from services.mesh.reading import Cursor, Verdict
+from tests.mesh.fates import in_turn
 from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-1"
@@ -43,12 +43,6 @@ async def bus(broker: MemoryBroker) -> MemoryBus:
 async def say(bus: MemoryBus, entity: str, msg_id: str, **options) -> int:
     subject = f"gyre.{RUN}.scheduler.execution.{entity}.placed"
     return await bus.publish(LOG, subject, b"{}", msg_id=msg_id, **options)
-
-
-def in_turn(*fates: PublishFate) -> Callable[[str, str], PublishFate]:
-    """These fates for the next attempts, then every attempt is answered."""
-    left = list(fates)
-    return lambda subject, msg_id: left.pop(0) if left else PublishFate.ANSWERED
 
 
 async def sequences(bus: MemoryBus, count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +14,7 @@ from services.mesh.clock import MICROSECONDS
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus, PublishFate
 from services.mesh.publisher import Publisher
+from tests.mesh.fates import in_turn
 from tests.mesh.virtual_clock import VirtualClock
 
 RUN = "r-1"
@@ -44,11 +44,6 @@ async def bus(clock: VirtualClock) -> MemoryBus:
 async def ids(bus: MemoryBus) -> list[str]:
     log = streams.log_stream(RUN)
     return [stored.msg_id async for stored in bus.read_range(log, 0, await bus.last_seq(log))]
-
-
-def in_turn(*fates: PublishFate) -> Callable[[str, str], PublishFate]:
-    left = list(fates)
-    return lambda subject, msg_id: left.pop(0) if left else ANSWERED
 
 
 def publisher(bus: MemoryBus, clock: VirtualClock, owner: str) -> Publisher:

@@ -11,6 +11,7 @@ from schemas.config import Config
 from schemas.envelope import Decision
 from schemas.units import GapStats
 from services.scheduler.core.state import members
+from tests import facts
 
 
 class TrainingSide:
@@ -59,22 +60,7 @@ class TrainingSide:
         assert set(self.held) == set(self.claims), "everything is held by somebody"
         assert set(self.held.values()) <= set(data.members), "by a member"
         opened = self.opened[decision.entity]
-        stepped = e.BatchStepped(
-            step=opened.step,
-            version=opened.version + 1,
-            members=data.members,
-            loss=0.0,
-            grad_norm=0.0,
-            lr=0.0,
-            micro_steps=1,
-            tokens=1,
-            targets=1,
-            executions=1,
-            masked=0,
-            reward=0.0,
-            gap=GapStats(),
-            seconds=0.1,
-        )
+        stepped = facts.stepped(opened.step, version=opened.version + 1, members=data.members)
         self.joined.append((decision.entity, data.members))
         self.summed = stepped
         self.pending.append(("trainer", "batch.stepped", decision.entity, stepped))

@@ -17,7 +17,7 @@ from schemas import events as e
 from schemas.envelope import Event
 from schemas.errors import TrainerError
 from schemas.micro_steps import MicroStep
-from schemas.units import GapStats, Reward
+from schemas.units import Reward
 from services.mesh.clock import SystemClock
 from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import MemoryBus
@@ -25,6 +25,7 @@ from services.mesh.service import Context
 from services.mesh.weights.transport import WeightAddress, open_transport
 from services.trainer.batch_view import BatchView
 from services.trainer.cell import Cell, StepResult
+from tests.facts import stepped
 from tests.trainer.stage import RUN, Stage, running
 
 
@@ -115,28 +116,12 @@ async def test_a_step_that_a_dead_core_told_before_the_next_one_joined_ends_that
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the starting policy in hand then, and starts again from the step."""
-    stepped = e.BatchStepped(
-        step=1,
-        version=1,
-        members=["cell-0"],
-        loss=0.0,
-        grad_norm=1.0,
-        lr=1e-6,
-        micro_steps=1,
-        tokens=1,
-        targets=1,
-        executions=1,
-        masked=0,
-        reward=0.5,
-        gap=GapStats(sum_abs=0.0, max_abs=0.0, count=1),
-        seconds=1.0,
-        as_of=1,
-    )
+    told = stepped(1)
     say = Context.say
 
     async def overtaken(context: Context, kind: str, *args: Any, **more: Any) -> int:
         if kind == "service.joined":
-            await stage.say("trainer", "batch.stepped", "b-000001", stepped)
+            await stage.say("trainer", "batch.stepped", "b-000001", told)
         return await say(context, kind, *args, **more)
 
     monkeypatch.setattr(Context, "say", overtaken)

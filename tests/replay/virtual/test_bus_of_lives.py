@@ -20,6 +20,7 @@ from services.mesh.memory_broker import MemoryBroker
 from services.mesh.memory_bus import ATTEMPT_S, DeliveryFate, Line, MemoryBus, PublishFate
 from services.mesh.publisher import Publisher
 from services.mesh.shell import Shell
+from tests.mesh.fates import in_turn
 from tests.mesh.test_shell import Counting
 
 RUN = "r-virtual"
@@ -75,11 +76,6 @@ def running(loop: VirtualLoop, scenario: Callable[[Server], Coroutine[Any, Any, 
 async def say(bus: MemoryBus, number: int, **options: Any) -> int:
     subject = f"gyre.{RUN}.scheduler.execution.e-{number}.placed"
     return await bus.publish(LOG, subject, b"{}", msg_id=f"id-{number}", **options)
-
-
-def in_turn(*fates: PublishFate) -> Callable[[str, str], PublishFate]:
-    left = list(fates)
-    return lambda subject, msg_id: left.pop(0) if left else PublishFate.ANSWERED
 
 
 # a decider, killed at every await
